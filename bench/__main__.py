@@ -21,7 +21,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import peers, report
+from . import peers, report, suites
 from .cases import QUICK, RANGE, SMALL, TABLE, Row, select
 from .worker import read_records
 
@@ -116,6 +116,8 @@ def chosen_rows(options: argparse.Namespace, device: str) -> list[Row]:
     """The rows selected by the options."""
     if device != "cuda":
         return list(select(options.rows, SMALL))
+    if options.suite:
+        return list(select(options.rows, suites.rows_of(options.suite)))
     rows = select(options.rows, (*TABLE, *RANGE)) if options.rows else TABLE
     return [r for r in rows if r.name in QUICK] if options.quick else list(rows)
 
@@ -151,7 +153,12 @@ def measure(options: argparse.Namespace, device: str) -> list[dict[str, Any]]:
 
 def save(path: Path, records: Sequence[dict[str, Any]]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps({"date": datetime.date.today().isoformat(), "records": records}, indent=1))
+    path.write_text(json.dumps(document(records), indent=1))
+
+
+def document(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """What a run writes: its date, the commit, and the records."""
+    return {"date": datetime.date.today().isoformat(), "commit": suites.commit(), "records": records}
 
 
 def without_gpu(options: argparse.Namespace) -> None:
@@ -183,6 +190,11 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
     parser.add_argument(
         "--rows", default="", metavar="TEXTS", help="only rows of these kinds, or with these texts in their names"
+    )
+    parser.add_argument(
+        "--suite",
+        choices=suites.NAMES,
+        help="only the rows of a suite; writes bench/results/SUITE.json and the page SUITE.md from it",
     )
     parser.add_argument("--budget", type=float, default=480, metavar="SECONDS", help="time limit (default: 480)")
     parser.add_argument("--quick", action="store_true", help="measure only a few rows")
@@ -217,17 +229,23 @@ def main(argv: Sequence[str] | None = None) -> int:
             without_gpu(options)
             return 0
         device = "cuda"
+    if options.suite and device != "cuda":
+        parser.error("--suite needs a GPU: its page is for rows of their full size")
     try:
         chosen_rows(options, device)
     except ValueError as error:
         parser.error(str(error))
-    if options.json is None:
+    if options.json is None and options.suite:
+        options.json = RESULTS / f"{options.suite}.json"
+    elif options.json is None:
         options.json = RESULTS / f"{datetime.datetime.now():%Y-%m-%d-%H%M%S}.json"
     records = measure(options, device)
     save(options.json, records)
     results = report.Results(records)
     print(report.text(results))
     print(f"\nwrote {options.json}")
+    if options.suite:
+        print(f"wrote {suites.write(options.suite, document(records), options.json.parent)}")
     if options.plot is not None:
         print(f"wrote {options.plot}" if report.plot(results, options.plot) else "no plot: pip install matplotlib")
     ours = [r for r in records if r.get("who") == "kvarn"]

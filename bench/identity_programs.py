@@ -219,8 +219,11 @@ def of_projections() -> Calls:
         "mxfp8": ("bf16", of_f8, {"weight_scale": zeros(columns, k // 32, dtype="f8e8m0")}),
     }  # fmt: skip
     kinds: dict[str, Any] = {"": None, "at most 8": {"max_tokens": 8}, "simt": SIMT}
-    kinds |= {name: {"kind": name, "max_tokens": 8} for name in ("few", "whole")}
-    kinds |= {"few of 64": {"kind": "few", "max_tokens": 64}, "whole of 64": {"kind": "whole", "max_tokens": 64}}
+    kinds |= {name: {"kind": name, "max_tokens": 8} for name in ("stream_k", "full_k")}
+    kinds |= {
+        "stream_k of 64": {"kind": "stream_k", "max_tokens": 64},
+        "full_k of 64": {"kind": "full_k", "max_tokens": 64},
+    }
     for name, (dtype, weight, options) in weights.items():
         cache, out = pool("f16" if dtype == "f16" else "bf16"), zeros(TOKENS, 32, SIZE, dtype=dtype.replace(F8, "bf16"))
         project = partial(kv.ops.project_append, cache, 0, zeros(TOKENS, k, dtype=dtype), weight, OFFSETS)

@@ -160,7 +160,7 @@ def _failure(row: Row, who: str, error: Exception) -> dict[str, Any]:
 
 def machine(library: Any) -> dict[str, Any]:
     """Properties of the machine."""
-    return {"kind": "machine", **timing_log.machine(library)}
+    return {"kind": "machine", **timing_log.machine(library), **timing_log.clocks()}
 
 
 def main(argv: list[str] | None = None) -> int:

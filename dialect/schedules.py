@@ -15,6 +15,8 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from .deprecated import warn_renamed
+
 WARPGROUP = 128  # threads
 MOST = (1 << 31) - 1  # largest integer entry: kernels have 32-bit integers
 Values = Mapping[str, Any]
@@ -43,6 +45,10 @@ class Entry:
         ``limit(case)``: (the values that a case allows, the reason as a clause); None where all values are legal.
     carried_out_by : str
         The pass that implements a true entry: in a pipeline without this pass the entry becomes false.
+    old_name : str
+        The name in the release before (:func:`current`).
+    old_unit : int
+        What 1 under the old name is under the new one.
     """
 
     name: str
@@ -55,6 +61,8 @@ class Entry:
     choices: tuple[Any, ...] = ()
     limit: Callable[[Any], tuple[tuple[int, ...], str] | None] | None = None
     carried_out_by: str = ""
+    old_name: str = ""
+    old_unit: int = 1
 
     @property
     def legal(self) -> str:
@@ -105,6 +113,8 @@ class Kind:
         ``rule(entries)``: why entries are illegal together, in any case; None when they are legal.
     fits : callable, optional
         Why entries are illegal together in one case.
+    old_name : str
+        The name in the release before (:func:`current`).
     """
 
     name: str
@@ -114,6 +124,7 @@ class Kind:
     on_host: bool = False
     rules: tuple[Callable[[Values], str | None], ...] = ()
     fits: Rule | None = None
+    old_name: str = ""
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -147,6 +158,39 @@ class Operation:
         return {entry.name: entry for entry in (*self.entries, *kind.entries)}
 
 
+# --- old names -------------------------------------------------------------------------------------
+
+
+def current(operation: str, schedule: Any, warn: bool = True) -> Any:
+    """A schedule of an operation with this release's names of entries and kinds.
+
+    Old names are accepted for one release, with a DeprecationWarning if ``warn``. An old name of an entry whose new
+    name is given too is left, and is then unknown. Whatever is not a mapping is returned as it is.
+    """
+    entries, kinds = _OLD.get(operation, ({}, {}))
+    if not isinstance(schedule, Mapping) or not (entries or kinds):
+        return schedule
+    kind = schedule.get("kind")
+    new_kind = kinds.get(kind) if isinstance(kind, str) else None
+    old = [name for name in schedule if name in entries and entries[name].name not in schedule]
+    if not old and new_kind is None:
+        return schedule
+    found = {}
+    for name, value in schedule.items():
+        entry = entries[name] if name in old else None
+        if entry is None:
+            found[name] = value
+            continue
+        found[entry.name] = value * entry.old_unit if type(value) is int else value
+        if warn:
+            warn_renamed("the schedule entry", name, entry.name)
+    if new_kind is not None:
+        found["kind"] = new_kind
+        if warn:
+            warn_renamed("the schedule kind", kind, new_kind)
+    return found
+
+
 # --- whether a schedule is legal -------------------------------------------------------------------
 
 
@@ -172,7 +216,7 @@ def why_unsupported(
     """
     if operation not in OPERATIONS:  # of another package, whose expansion checks it
         return None
-    declared = OPERATIONS[operation]
+    declared, schedule = OPERATIONS[operation], current(operation, schedule, warn=False)
     if not isinstance(schedule, Mapping):
         return f"entries must be given as a mapping from names to values, got {type(schedule).__name__}"
     for name in schedule:
@@ -261,7 +305,7 @@ def of_own_kernel(schedule: Values, threads: int) -> dict[str, Any]:
 def is_of_gpus(operation: str, schedule: Any) -> bool:
     """Whether a schedule names a kind that only GPUs have and is legal there; the host ignores such a schedule."""
     kinds = OPERATIONS[operation].kinds if operation in OPERATIONS else ()
-    of_gpus = [k.name for k in kinds if not k.on_host]
+    of_gpus, schedule = [k.name for k in kinds if not k.on_host], current(operation, schedule, warn=False)
     return schedule.get("kind") in of_gpus and why_unsupported(operation, schedule) is None
 
 
@@ -409,11 +453,12 @@ COMBINE = Entry(
     most=32,
 )
 SPLIT = Entry(
-    "split",
+    "split_size",
     "Tokens per fixed split, whose bounds depend on the sequence's own length alone: fewer where the sequence has less "
     "than half of the most splits (up to 64), more where it would exceed them. 0: the batch is divided evenly.",
     "0; with `batch_invariant` 64, or 128 for 8-bit caches, but at least two tiles",
     least=0,
+    old_name="split",
 )
 ROWS = Entry(
     "rows",
@@ -452,11 +497,12 @@ PRODUCERS = Entry(
     "chosen by the model: 1, or 2 or 3 where 8-bit elements are converted",
     most=3,
 )
-SLOTS = Entry(
-    "slots",
-    "Staging tiles in shared memory for 8-bit elements before their conversion, for keys and for values.",
+STAGING_STAGES = Entry(
+    "staging_stages",
+    "Stages of staging memory, in which 8-bit keys, and 8-bit values, wait for their conversion.",
     "2",
     choices=(2, 4),
+    old_name="slots",
 )
 OVERLAP = Entry(
     "overlap",
@@ -526,8 +572,8 @@ KEY_SPLITS = Entry(
 
 
 def _invariant_splits(schedule: Values) -> str | None:
-    if schedule.get("batch_invariant") and schedule.get("split", 1) < 1:
-        return "batch_invariant needs fixed splits of at least one token, got split = 0"
+    if schedule.get("batch_invariant") and schedule.get("split_size", 1) < 1:
+        return "batch_invariant needs fixed splits of at least one token, got split_size = 0"
     return None
 
 
@@ -569,7 +615,7 @@ TILED = Kind(
         QUERY_STAGES,
         PRODUCER,
         PRODUCERS,
-        SLOTS,
+        STAGING_STAGES,
         OVERLAP,
         ONE_WAIT,
         PING_PONG,
@@ -586,7 +632,7 @@ TILED = Kind(
 OWN = Kind(
     "tile",
     "tiles of a kernel of one's own, whose extents are in its code",
-    (TILE_STAGES, PRODUCER, PRODUCERS, SLOTS, OVERLAP, ONE_WAIT, PING_PONG, OCCUPANCY, INSTRUCTION),
+    (TILE_STAGES, PRODUCER, PRODUCERS, STAGING_STAGES, OVERLAP, ONE_WAIT, PING_PONG, OCCUPANCY, INSTRUCTION),
 )
 DECODE = Kind(
     "decode",
@@ -595,24 +641,27 @@ DECODE = Kind(
     rules=(_invariant_splits,),
     fits=_decode_fits,
 )
-# Of a batch of any numbers of new tokens, a kernel of kind decode computes the sequences of few, beside that of tiles.
-# Its entries have this before their names.
-PREFIX_OF_FEW = "few_"
-FEW = Entry(
-    "few",
-    "New tokens up to which a sequence is computed by a kernel of kind decode, beside that of the others; 0: none is.",
-    "over caches of 8 bits as many as are a decode, in batches whose sequences have less than a fourth of the longest "
-    "one's tokens on average; else 0, and where the kind or `max_queries` is given, with `batch_invariant`, and of one "
-    "sequence",
+# In a mixed batch of prefills and decodes, kind tile launches a second kernel, of kind decode, for the sequences with
+# few new tokens. The names of that kernel's entries have this prefix.
+PREFIX_OF_DECODE = "decode_"
+DECODE_THRESHOLD = Entry(
+    "decode_threshold",
+    "The most new tokens of sequences that a second kernel, of kind decode, computes; 0: one kernel computes all.",
+    "0 with 16-bit caches, one sequence, `batch_invariant`, `kind` or `max_queries`; otherwise as many as kind decode "
+    "takes, for batches whose sequences have on average less than a fourth of the longest one's new tokens",
     least=0,
     most=8,
+    old_name="few",
 )
 DIVIDED = replace(
     TILED,
-    entries=(*TILED.entries, FEW),
+    entries=(*TILED.entries, DECODE_THRESHOLD),
     decided=(
-        Entry("uneven", "Only a batch of uneven sequences is divided.", "where few is not given", bool),
-        *(replace(entry, name=PREFIX_OF_FEW + entry.name) for entry in (*DECODE.entries, MAX_BATCH)),
+        Entry("uneven", "Only a batch of uneven sequences is divided.", "where decode_threshold is not given", bool),
+        *(
+            replace(e, name=PREFIX_OF_DECODE + e.name, old_name="few_" + (e.old_name or e.name))
+            for e in (*DECODE.entries, MAX_BATCH)
+        ),
     ),
 )
 LATENT = Kind(
@@ -647,23 +696,33 @@ PROJECTED = Kind(
         Entry("stages", "Stages of k-steps in shared memory.", "as many as fit, up to 12", least=2, most=12),
     ),
 )
-PROJECTED_FEW = Kind(
-    "few",
-    "up to 256 tokens, limited by reading the weight: by wgmma; by mma.sync with conversion in registers on targets "
-    "without wgmma and for weights with group scales",
+PROJECTED_STREAM_K = Kind(
+    "stream_k",
+    "stream-K, for up to 256 tokens, limited by reading the weight; a second kernel adds the partial results: by "
+    "wgmma; by mma.sync with conversion in registers on targets without wgmma and for weights with group scales",
     (
         Entry("rows", "By wgmma, rows of the weight per tile: 64 for each warpgroup.", "128", choices=(64, 128)),
         Entry("stages", "By wgmma, stages of k-steps in shared memory.", "as many as fit, up to 10", least=2, most=12),
         Entry("atoms", "By wgmma, swizzle atoms (128 bytes) of a row per k-step.", "1", choices=(1, 2, 4)),
     ),
     decided=(INSTRUCTION,),
+    old_name="few",
 )
-PROJECTED_WHOLE = Kind(
-    "whole",
+PROJECTED_FULL_K = Kind(
+    "full_k",
     "one kernel whose blocks multiply all of K and write the cache: by mma.sync for up to 16 tokens of bf16 or f16, "
     "otherwise by wgmma; no norms, cache scales or group scales",
     (
-        Entry("units", "Columns per tile, in units of 16.", "the even share of a multiprocessor", least=1, most=16),
+        Entry(
+            "tile_columns",
+            "Columns per tile, which are rows of the weight.",
+            "chosen by the model: an even share of the columns per multiprocessor",
+            least=16,
+            most=256,
+            step=16,
+            old_name="units",
+            old_unit=16,
+        ),
         Entry(
             "rows",
             "By wgmma, tokens per tile.",
@@ -682,6 +741,7 @@ PROJECTED_WHOLE = Kind(
         Entry("runs", "By mma.sync, 16-byte loads of a row that a thread has in flight.", "2", most=2),
         Entry("warps", "By mma.sync, warps that multiply.", "16", most=16),
     ),
+    old_name="whole",
 )
 PLAIN_HOST = Kind("host", "one thread per token", on_host=True)
 PLAIN = Kind("simt", "the threads of a block share tokens", (THREADS,))
@@ -704,7 +764,8 @@ OPERATIONS: dict[str, Operation] = {
     **dict.fromkeys(
         ("kv.project_append", "kv.project_append_padded"),
         Operation(
-            (PROJECTED_HOST, PROJECTED_SIMT, PROJECTED, PROJECTED_FEW, PROJECTED_WHOLE), (MAX_TOKENS, EARLY_WEIGHT)
+            (PROJECTED_HOST, PROJECTED_SIMT, PROJECTED, PROJECTED_STREAM_K, PROJECTED_FULL_K),
+            (MAX_TOKENS, EARLY_WEIGHT),
         ),
     ),
     **dict.fromkeys(
@@ -726,6 +787,15 @@ OPERATIONS: dict[str, Operation] = {
         _FIXED,
     ),
 }  # fmt: skip
+
+# Old names by operation: (new entry by old name, new kind by old name).
+_OLD: dict[str, tuple[dict[str, Entry], dict[str, str]]] = {
+    name: (
+        {e.old_name: e for k in found.kinds for e in (*found.entries, *k.entries, *k.decided) if e.old_name},
+        {k.old_name: k.name for k in found.kinds if k.old_name},
+    )
+    for name, found in OPERATIONS.items()
+}
 
 # The passes without which some entry has no effect.
 CARRYING = {e.carried_out_by for o in OPERATIONS.values() for k in o.kinds for e in k.entries if e.carried_out_by}

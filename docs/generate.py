@@ -81,6 +81,8 @@ def operations() -> str:
 LANGUAGE = (
     ("handles", "Caches, collections and operands"),
     ("values", "Values"),
+    ("tiles", "Tiles"),
+    ("staging", "Rows of tiles in shared memory"),
     ("math", "Mathematical functions: `kv.math`"),
     ("memory", "Buffers, shared memory and pointers"),
     ("gpu", "The grid: indices, barriers, shuffles, messages"),
@@ -90,6 +92,7 @@ LANGUAGE = (
     ("masks", "Masks of attention: `kv.masks`"),
     ("scores", "Scores of attention: `kv.scores`"),
     ("ptx", "Instructions of NVIDIA GPUs"),
+    ("wgmma", "Products of a warpgroup"),
     ("tma", "Tiles by TMA: `kv.tma`"),
     ("kernel", "Kernels"),
     ("structs", "Structs of arguments"),
@@ -294,6 +297,12 @@ def schedules() -> str:
             out.append(table(("entry", "", "legal", "default"), [(c[0], *c[2:]) for c in cells]))
         else:
             out.append("No entries.\n")
+        of_kinds = [e for kind in kinds for e in kind.entries if e.old_name]
+        old = [(e.old_name, e.name if e.old_unit == 1 else f"{e.name} / {e.old_unit}") for e in of_kinds]
+        old += [(f'kind = "{kind.old_name}"', f'kind = "{kind.name}"') for kind in kinds if kind.old_name]
+        if old:
+            renamed = ", ".join(f"`{was}` is `{name}`" for was, name in dict(old).items())
+            out.append(f"Old names, accepted with a warning until the next release: {renamed}.\n")
         for kind in kinds:
             if kind.decided:
                 names = ", ".join(f"`{entry.name}`" for entry in kind.decided)

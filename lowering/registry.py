@@ -12,12 +12,13 @@ import functools
 import importlib
 import pkgutil
 import re
-import sys
 import warnings
 from typing import Any
 
 from mlir import ir
 from mlir.passmanager import PassManager
+
+from kvarn.dialect import deprecated
 
 from . import passes
 from .pass_base import Pass, as_pass
@@ -114,11 +115,7 @@ def deleted(name: str) -> bool:
     """Whether a name is that of a deleted pass; if so, the caller of kvarn gets a DeprecationWarning."""
     if name not in DELETED or name in names():
         return False
-    level, frame, ours = 1, sys._getframe(), ("kvarn", "contextlib", "dataclasses")
-    while frame.f_back is not None and frame.f_globals["__name__"].partition(".")[0] in ours:
-        level, frame = level + 1, frame.f_back
-    text = f"pass {name!r} is ignored: {DELETED[name]}; the name is an error from the next release on"
-    warnings.warn(text, DeprecationWarning, stacklevel=level)
+    deprecated.warn(f"pass {name!r} is ignored: {DELETED[name]}; the name is an error from the next release on")
     return True
 
 

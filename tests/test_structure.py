@@ -38,6 +38,7 @@ PURE_DIALECT = {
     for name in (
         "chips",
         "contents",
+        "deprecated",
         "dtypes",
         "layout",
         "members",
@@ -89,7 +90,8 @@ ALLOWED = {
     "kvarn.dialect.chips": {"now": set(), "lazy": set()},
     "kvarn.dialect.contents": {"now": set(), "lazy": set()},
     "kvarn.dialect.installed": {"now": {"kvarn.env"}, "lazy": set()},
-    "kvarn.dialect.schedules": {"now": set(), "lazy": set()},
+    "kvarn.dialect.deprecated": {"now": set(), "lazy": set()},
+    "kvarn.dialect.schedules": {"now": {"kvarn.dialect.deprecated"}, "lazy": set()},
     **{
         f"kvarn.dialect.{name}_layout": {"now": PURE_DIALECT, "lazy": set()}
         for name in ("register", "shared", "tile", "tma")

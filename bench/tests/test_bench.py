@@ -4,6 +4,7 @@
 import contextlib
 import importlib
 import json
+import re
 import sys
 from pathlib import Path
 
@@ -20,6 +21,7 @@ kvarn_rows = importlib.import_module("bench.kvarn_rows")
 peers = importlib.import_module("bench.peers")
 problems = importlib.import_module("bench.problems")
 report = importlib.import_module("bench.report")
+suites = importlib.import_module("bench.suites")
 versions = importlib.import_module("bench.versions")
 worker = importlib.import_module("bench.worker")
 
@@ -308,6 +310,46 @@ def test_the_tables_go_between_the_marks(tmp_path):
         report.write(results, "2026-01-02", path)
     assert report.BEGIN in report.RESULTS.read_text()
     assert report.END in report.RESULTS.read_text()
+
+
+# --- suites --------------------------------------------------------------------------------------
+
+
+def test_every_row_is_in_one_suite():
+    rows = [row.name for name in suites.NAMES for row in suites.rows_of(name)]
+    assert sorted(rows) == sorted(row.name for row in (*cases.TABLE, *cases.RANGE))
+    assert suites.suite_of(TABLE["gather_b64_c2k"]) == "append"
+
+
+def test_a_suite_is_written_with_its_commit_clocks_and_failures(tmp_path):
+    machine = {"kind": "machine", "device": "a GPU", "sm_mhz": 1980, "memory_mhz": 3201}
+    failed = {"kind": "gather", "case": "gather_b64_c2k", "who": "vLLM", "ok": False, "note": "it broke"}
+    records = [machine, *CEILINGS, record("b64_c4k", "kvarn", 250.0), failed]
+    document = {**bench.document(records), "commit": "0123456789ab+"}
+    text = suites.write("decode", document, tmp_path).read_text()
+    assert (
+        "`python -m bench --suite decode`, commit 0123456789ab+, clocks after warming up: multiprocessors 1980 MHz"
+        in text
+    )
+    assert "| decode bf16 64 × 4k | 250.00 |" in text
+    assert "- gather_b64_c2k: vLLM: it broke" in text
+    assert json.loads((tmp_path / "decode.json").read_text()) == document
+    assert re.fullmatch(r"([0-9a-f]{12}\+?)?", suites.commit()), "of this checkout; empty outside of one"
+
+
+def test_the_pages_of_suites_are_those_of_their_figures():
+    for path in suites.FOLDER.glob("*.json"):
+        if path.stem in suites.NAMES:
+            assert path.with_suffix(".md").read_text() == suites.page(path.stem, json.loads(path.read_text())), (
+                path.name
+            )
+
+
+@pytest.mark.parametrize("device", ["numpy", "host"])
+def test_a_suite_is_refused_without_a_gpu(device, capsys):
+    with pytest.raises(SystemExit):
+        bench.main(["--suite", "decode", "--device", device])
+    assert "--suite needs a GPU" in capsys.readouterr().err
 
 
 # --- chains --------------------------------------------------------------------------------------

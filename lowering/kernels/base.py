@@ -36,6 +36,7 @@ class Expansion:
         self._traced = traced
         attributes = op.operation.attributes
         self.schedule = python_values(attributes["schedule"]) if "schedule" in attributes else {}
+        self.schedule = schedules.current(op.operation.name, self.schedule)
 
     @property
     def tuned(self) -> bool:

@@ -63,7 +63,7 @@ class TileConfig:
         Stages of keys and of values, and of query rows.
     producer, overlap, one_wait, ping_pong, persistent, stored_keys, split_columns : bool
         The schedule's entries.
-    producers, slots, occupancy, parts : int
+    producers, staging_stages, occupancy, parts : int
         The schedule's entries.
     splits : int
         The most splits of the keys of a tile of query rows; 0: the number follows from a launch's shapes
@@ -79,7 +79,7 @@ class TileConfig:
     query_stages: int = 1
     producer: bool = True
     producers: int = 1
-    slots: int = SLOTS
+    staging_stages: int = SLOTS
     overlap: bool = True
     one_wait: bool = False
     ping_pong: bool = False
@@ -235,8 +235,10 @@ class TileConfig:
             return 0
         copying, spec = WARPGROUP * (self.producers if self.producer else self.consumers), self.case.spec
         if staged_by_tma(self):
-            return sum(staged_boxes_bytes(spec, self.keys, n, self.slots) for n in self.loaded[self.stored_keys :])
-        return sum(staging_bytes(spec, self.keys, n, copying, self.slots) for n in self.loaded)
+            return sum(
+                staged_boxes_bytes(spec, self.keys, n, self.staging_stages) for n in self.loaded[self.stored_keys :]
+            )
+        return sum(staging_bytes(spec, self.keys, n, copying, self.staging_stages) for n in self.loaded)
 
     @property
     def table_bytes(self) -> int:
@@ -440,8 +442,9 @@ def why_not(config: TileConfig, target: Target) -> str | None:
         return f"ping_pong needs two consumer warpgroups: rows must be {2 * WARPGROUP_ROWS} or more, got {config.rows}"
     if config.query_stages > 1 and not (config.producer and config.persistent):
         return "query_stages of 2 need a producer of a persistent kernel: producer and persistent must be true"
-    if config.slots > SLOTS and not (config.staged and config.producer):
-        return f"slots over {SLOTS} need a producer that converts 8-bit elements, got slots = {config.slots}"
+    if config.staging_stages > SLOTS and not (config.staged and config.producer):
+        needs = f"staging_stages over {SLOTS} need a producer that converts 8-bit elements"
+        return f"{needs}, got staging_stages = {config.staging_stages}"
     several = config.converts or config.case.spec.kind == RAGGED
     if config.producers > 1 and not (several and config.producers <= config.most_producers):
         most, of = max(config.most_producers, 1), config.case.spec.dtype.name

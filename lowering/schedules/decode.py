@@ -38,7 +38,7 @@ class DecodeConfig:
     case : Case
     max_queries, max_batch : int
         The most new tokens of a sequence, and the most sequences.
-    warps, stages, tile, blocks, min_tiles, combine, split, early : int
+    warps, stages, tile, blocks, min_tiles, combine, split_size, early : int
         The schedule's entries.
     programmatic : bool
         Whether the kernel starts early (PDL).
@@ -57,7 +57,7 @@ class DecodeConfig:
     min_tiles: int = 4
     max_batch: int = 1024
     combine: int = 0
-    split: int = 0
+    split_size: int = 0
     early: int = 0
     programmatic: bool = True
     pair_alignment: int = 4
@@ -66,6 +66,11 @@ class DecodeConfig:
     @property
     def spec(self) -> CacheSpec:
         return self.case.spec
+
+    @property
+    def split(self) -> int:
+        """Tokens per fixed split, 0 without fixed splits: the kernels' name of :attr:`split_size`."""
+        return self.split_size
 
     @property
     def joined(self) -> int:
@@ -161,7 +166,7 @@ class DecodeConfig:
     @property
     def split_tiles(self) -> int:
         """Tiles per fixed split, unless the sequence has less than half of the most splits."""
-        return max(self.split // self.tile, 1)
+        return max(self.split_size // self.tile, 1)
 
     @property
     def most_splits(self) -> int:
@@ -333,7 +338,7 @@ def invariant(config: DecodeConfig, tile: int) -> dict[str, int]:
     Nothing that changes the order of a sequence's additions may depend on the batch; which warp combines may. 8-bit
     splits are longer: adding one takes as long as with 16 bits, and reading it half as long.
     """
-    return {"split": max(128 if config.narrow else 64, 2 * tile)}
+    return {"split_size": max(128 if config.narrow else 64, 2 * tile)}
 
 
 def problems(
@@ -452,9 +457,9 @@ def configured(target: Target, config: DecodeConfig, schedule: Mapping[str, Any]
 
 
 def entries_of_few(schedule: Mapping[str, Any]) -> dict[str, Any]:
-    """The schedule of the sequences of few new tokens, where another kernel has the others of the batch."""
-    prefix = schedules.PREFIX_OF_FEW
-    return {name.removeprefix(prefix): value for name, value in schedule.items() if name.startswith(prefix)}
+    """The schedule of the decode kernel in a mixed batch, from the schedule of kind tile."""
+    prefix, names = schedules.PREFIX_OF_DECODE, (*schedules.DECODE.names, schedules.MAX_BATCH.name)
+    return {name: schedule[prefix + name] for name in names if prefix + name in schedule}
 
 
 def block_bytes(config: DecodeConfig) -> int:

@@ -20,9 +20,9 @@ from kvarn.lowering.kernels.projection.groups import plain_case
 from kvarn.lowering.target import Target
 from kvarn.lowering.tiles.ir import MMA, WGMMA
 
-WHOLE_BY_MMA = ("units", "runs", "warps")
-WHOLE_BY_WGMMA = ("units", "rows", "atoms", "stages")
-FEW_BY_WGMMA = ("rows", "atoms", "stages")
+FULL_K_BY_MMA = ("tile_columns", "runs", "warps")
+FULL_K_BY_WGMMA = ("tile_columns", "rows", "atoms", "stages")
+STREAM_K_BY_WGMMA = ("rows", "atoms", "stages")
 
 
 def few_by_wgmma(case: Projection, target: Target) -> bool:
@@ -38,14 +38,14 @@ def choose(op: Any, case: Projection, at: Expansion, kind: str) -> dict[str, Any
     ValueError
         If the given entries do not fit.
     """
-    if kind == "whole":
+    if kind == "full_k":
         if whole.by_mma(case, at.schedule["max_tokens"]):
-            return _fields(whole_mma.chosen(case, at.schedule), WHOLE_BY_MMA)
-        return _fields(whole_tiles.chosen(case, at.schedule, at.target), WHOLE_BY_WGMMA)
-    if kind == "few" and not few_by_wgmma(case, at.target):
+            return _fields(whole_mma.chosen(case, at.schedule), FULL_K_BY_MMA)
+        return _fields(whole_tiles.chosen(case, at.schedule, at.target), FULL_K_BY_WGMMA)
+    if kind == "stream_k" and not few_by_wgmma(case, at.target):
         stored = few_stored.chosen(op, case, few_mma.chosen(op, case, at), at)
         return {"instruction": MMA if stored is None else WGMMA}
-    if kind == "few":
+    if kind == "stream_k":
         config = replace(few.chosen(case, at.schedule), constant=constant_weight(op, at))
         return {"instruction": WGMMA, "rows": config.rows, "atoms": config.atoms, "stages": config.stages(at.target)}
     if kind == "tile" and (names := _of_tiles(case, at.target)):
@@ -66,10 +66,10 @@ def complete(case: Projection, at: Expansion) -> Mapping[str, Any]:
         If one is missing.
     """
     names: tuple[str, ...] = ()
-    if at.kind == "whole":
-        names = WHOLE_BY_MMA if whole.by_mma(case, at.schedule["max_tokens"]) else WHOLE_BY_WGMMA
-    elif at.kind == "few":
-        names = ("instruction", *(FEW_BY_WGMMA if few_by_wgmma(case, at.target) else ()))
+    if at.kind == "full_k":
+        names = FULL_K_BY_MMA if whole.by_mma(case, at.schedule["max_tokens"]) else FULL_K_BY_WGMMA
+    elif at.kind == "stream_k":
+        names = ("instruction", *(STREAM_K_BY_WGMMA if few_by_wgmma(case, at.target) else ()))
     elif at.kind == "tile":
         names = _of_tiles(case, at.target)
     written(at.schedule, names)

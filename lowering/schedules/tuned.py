@@ -198,7 +198,7 @@ def _entry(path: Path, kind: str, number: int, record: Any) -> tuple[AnyKey, dic
     parts = [record.get(name) for name in ("case", "schedule")] if isinstance(record, dict) else [None]
     if not all(isinstance(part, dict) for part in parts):
         raise _refuse(path, f'{where} must have objects "case" and "schedule"')
-    (case, schedule), legal = parts, ENTRIES[kind]
+    case, schedule, legal = parts[0], schedules.current("kv.attention", parts[1]), ENTRIES[kind]
     fields = {f.name: str if f.type == "str" else int for f in dataclasses.fields(KEYS[kind])}
     if set(case) != set(fields) or any(type(case[name]) is not type_ for name, type_ in fields.items()):
         raise _refuse(path, f"{where}: case must have {', '.join(fields)}, got {json.dumps(case)}")
@@ -220,7 +220,10 @@ def save(path: Path, found: Iterable[tuple[AnyKey, Mapping[str, int], float | No
         text = _decoded(path)
     except OSError:
         text = ""
-    kept = {kind: {_entry(path, kind, i, r)[0]: r for i, r in enumerate(x)} for kind, x in _records(path, text).items()}
+    kept: dict[str, dict[AnyKey, Any]] = {}
+    for kind, records in _records(path, text).items():
+        entries_of_kind = [_entry(path, kind, number, record) for number, record in enumerate(records)]
+        kept[kind] = {k: {**r, "schedule": s} for (k, s), r in zip(entries_of_kind, records, strict=True)}
     for key, schedule, us in found:
         kind = next(kind for kind, type_ in KEYS.items() if isinstance(key, type_))
         of_kind = kept.setdefault(kind, {})

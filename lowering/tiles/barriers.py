@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Where threads of a kernel over tiles wait for one another: for distribute-kv-tiles.
+"""Barriers of tile kernels, for distribute-kv-tiles.
 
-PTX asks for whole warps at ``bar.sync`` and ``bar.arrive``. Lanes that left a loop or a branch at different times are
-not a whole warp until ``bar.warp.sync`` makes them one, so every barrier of these kernels is emitted here, behind one.
-It is left out where the ops before the barrier, in its own block, show that no lane can be elsewhere.
+PTX requires converged warps at ``bar.sync`` and ``bar.arrive``. Lanes that left a loop or a branch at different times
+may have diverged until ``bar.warp.sync`` reconverges them. So every barrier of these kernels is emitted by this module,
+after a ``bar.warp.sync``, which is left out if the ops before it in the same block prove that the warp is converged.
 """
 
 from __future__ import annotations
@@ -20,39 +20,39 @@ from .threads import Threads
 
 CONSUMERS_BARRIER = 1  # the named barrier of all consumers
 GROUP_BARRIER = 2  # the named barriers of the consumer warpgroups, one each
-_WAITS = ("nvvm.bar.warp.sync", "nvvm.barrier", "gpu.barrier")  # at which a whole warp stands
+_WAITS = ("nvvm.bar.warp.sync", "nvvm.barrier", "gpu.barrier")  # after which a warp is converged
 
 
 def sync_all() -> None:
-    """All threads of the block wait for one another."""
+    """Synchronize all threads of the block."""
     _reconverge()
     kv_gpu.barrier()
 
 
 def sync(number: Any, threads: int) -> None:
-    """So many threads, whole warps, wait for one another at a named barrier."""
+    """Synchronize ``threads`` threads (whole warps) at a named barrier."""
     _reconverge()
     ptx.named_barrier(number, threads)
 
 
 def arrive(number: Any, threads: int) -> None:
-    """A warp counts at a named barrier of so many threads, and goes on."""
+    """Arrive at a named barrier of ``threads`` threads without waiting."""
     _reconverge()
     ptx.named_barrier_arrive(number, threads)
 
 
 def sync_consumers(threads: Threads) -> None:
-    """All consumers see what each of them wrote to shared memory."""
+    """Synchronize the consumer warpgroups; their writes to shared memory are then visible to all of them."""
     sync(CONSUMERS_BARRIER, threads.consumers * WARPGROUP)
 
 
 def sync_group(threads: Threads) -> None:
-    """The warps of a warpgroup wait for one another."""
+    """Synchronize the warps of a warpgroup."""
     sync(threads.group + GROUP_BARRIER, WARPGROUP)
 
 
 def sync_rows(threads: Threads) -> None:
-    """Those that share rows of tiles wait for one another: a warpgroup, or all."""
+    """Synchronize the threads that share rows of tiles: a warpgroup, or all consumers."""
     if threads.share_all:
         sync_consumers(threads)
     else:
@@ -60,18 +60,18 @@ def sync_rows(threads: Threads) -> None:
 
 
 def sync_for_products(threads: Threads) -> None:
-    """What those that share rows wrote to shared memory is there for their products."""
+    """Make writes to shared memory visible to the products of all threads that share the rows."""
     threads.fence()
     sync_rows(threads)
 
 
 def turn_of(group: Value, threads: Threads) -> Value:
-    """The named barrier of a warpgroup's turn: they follow those of the warpgroups."""
+    """The named barrier of a warpgroup's ping-pong turn, numbered after the barriers of the warpgroups."""
     return group + (GROUP_BARRIER + threads.consumers)
 
 
 def wait_for_groups(pending: int) -> None:
-    """All threads see the copies by cp.async of all, each one's last ``pending`` groups left out."""
+    """Wait for the cp.async groups of all threads, except the last ``pending`` of each thread."""
     ptx.cp_async_wait(pending)
     sync_all()
 
@@ -82,10 +82,10 @@ def _reconverge() -> None:
 
 
 def _is_whole(point: ir.InsertionPoint) -> bool:
-    """Whether a warp is known to be whole at a point: at a kernel's start, and where it has waited in the same block.
+    """Whether a warp is known to be converged: at the start of the kernel, or after a barrier in the same block.
 
-    Ops that are yet to be lowered may become loops and branches. A wait for an mbarrier is a loop that lanes leave
-    together: it asks the same barrier for the same phase in all of them.
+    kv ops that are not lowered yet may become loops and branches. The polling loop of an mbarrier keeps a warp
+    converged: all lanes test the same barrier and phase, and leave it together.
     """
     before = []
     for op in point.block.operations:

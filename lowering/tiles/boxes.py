@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Tiles of caches that come by TMA boxes: where products read them, or on their way there. For distribute-kv-tiles.
+"""Copies of cache tiles by TMA boxes, to a stage or to staging memory, for distribute-kv-tiles.
 
-Elements of 8 bits that products want as 16 come as they are stored to *staging* memory, which all threads that copy
-read, convert and write to the tile's stage. Beside the barriers of the stages are those of staging memory: ``landed``
-and ``read``. Scales are no boxes: threads copy them by cp.async, each once, and ``landed`` counts those copies too.
+8-bit elements that products need in 16 bits are copied unconverted to *staging* memory. All copying threads read it,
+convert, and write to the stage of the tile. A slot of staging memory has two mbarriers of its own, ``landed`` and
+``read``. Scales are copied by cp.async, each by one thread, and ``landed`` counts these copies too.
 
-A box starts at a multiple of 16 bytes of a token. A head that does not (of 72 columns of 8 bits, every second one) has
-its first column at the ninth of staging memory, and what is converted of 16 bytes goes to two places.
+A box must start at a multiple of 16 bytes within a token. If a head does not (heads of 72 8-bit columns: every second
+one), the box starts 8 bytes before it; 16 converted bytes then straddle two chunks of the stage.
 """
 
 from __future__ import annotations
@@ -28,11 +28,11 @@ from .dequantize import converted
 from .ir import BARRIER_BYTES, SWIZZLE, WARP
 from .threads import scalar, warp_of
 
-GROUP = 8  # neighbouring lanes, which have as many rows: a swizzle's period
+GROUP = 8  # neighbouring lanes, one row each: the rows of a swizzle period
 
 
 def boxes_of(op: Any, layout: SharedLayout) -> int:
-    """Boxes of a tile's rows."""
+    """The number of boxes along the rows of a tile."""
     return layout.rows // types.tma_spec_of(op.descriptor.type).rows
 
 
@@ -40,12 +40,11 @@ def copy_boxes(
     op: Any, layout: SharedLayout, place: Pointer, full: Pointer, lane: Value, warp: Value | None = None,
     warps: int = 1, parts: int = 1,
 ) -> None:  # fmt: skip
-    """Copy a tile: lane i the box of tokens first + i * box rows, in all swizzle atoms of columns.
+    """Copy a tile by TMA: lane i issues the box of tokens from first + i * box rows on, for every swizzle atom.
 
-    Of ``existing`` ones, those with tokens: rows out of bounds take a copy longer than others.
-
-    With ``warps`` of them warp w has the boxes w, w + warps and so on: an SM takes some 50 ns for each of a warp. Each
-    of ``parts`` of the columns has a barrier, one after the other from ``full`` on.
+    With the ``existing`` promise, boxes without tokens are not copied: rows out of bounds are slower than others. With
+    several ``warps``, warp w issues boxes w, w + warps, ...: each warp's issue is serial. Each of the ``parts`` of the
+    columns has its own barrier, from ``full`` on.
     """
     map = tma.TensorMap(op.descriptor, types.tma_spec_of(op.descriptor.type))
     rows, boxes = map.rows, boxes_of(op, layout)
@@ -58,7 +57,7 @@ def copy_boxes(
         for part, panels in enumerate(bounds):
             ptx.mbarrier_arrive_expect_tx(barriers[part], own * (len(panels) * map.box_bytes))
     ptx.syncwarp()
-    # Of one box an elected thread's: under a condition on the lane ptxas makes a loop over lanes, of some 60 cycles.
+    # A single box is issued by an elected thread: for a condition on the lane ptxas emits a loop over lanes.
     single = boxes_of(op, layout) == 1
     at = as_value(0, i32) if single else lane
     page = gpu.shuffle_idx(scalar(op.pages), 0) if single else scalar(op.pages)
@@ -77,49 +76,49 @@ def copy_boxes(
 
 
 def panel_bounds(layout: SharedLayout, parts: int) -> list[range]:
-    """The panels of each of so many parts of a tile's columns."""
+    """The panels (swizzle atoms along a row) of each part of a tile's columns."""
     firsts = [layout.panels * part // parts for part in range(parts + 1)]
     return [range(*both) for both in itertools.pairwise(firsts)]
 
 
 def column_of_token(op: Any) -> Value:
-    """The first column of a tile among those of all heads of a token, elements of 8 bits."""
+    """The first column of a tile, counted over all heads of a token; in 8-bit elements."""
     at = scalar(op.head) * types.spec_of(op.cache.type).head_size + op.first_column.value
     return Value(at.ir, i32, nonneg=True)
 
 
 def swizzle_of_boxes(spec: CacheSpec) -> int:
-    """Bytes of the swizzle of boxes that fill staging memory: those of narrow heads have no more columns than these."""
+    """The swizzle, in bytes, of boxes in staging memory: the smallest that holds a row, at most ``SWIZZLE``."""
     return next((s for s in SWIZZLES[1:] if align_up(spec.head_size, CHUNK) * spec.dtype.itemsize <= s), SWIZZLE)
 
 
 def staged_boxes(spec: CacheSpec, rows: int, columns: int, slots: int) -> SharedLayout:
-    """Staging memory of tiles, as boxes fill it."""
+    """The layout of staging memory that boxes fill."""
     return SharedLayout(rows, columns, spec.dtype.itemsize, swizzle_of_boxes(spec), slots)
 
 
 def staged_boxes_bytes(spec: CacheSpec, rows: int, columns: int, slots: int) -> int:
-    """Staging memory of a buffer, that of scales with it."""
+    """Bytes of staging memory of a buffer, including scales."""
     return staged_boxes(spec, rows, columns, slots).bytes + slots * rows * 4 * scales_of_row(spec)
 
 
 def scales_of_row(spec: CacheSpec) -> int:
-    """Scales of a token and head; 0 where there are none."""
+    """Scales per token and head; 0 without scales."""
     return spec.num_scales if spec.quantized else 0
 
 
 def chunks_at_once(chunks: int, groups: int) -> int:
-    """Chunks of a row that groups of eight threads convert at a time: all, or a divisor that lets more of them work."""
+    """Chunks of a row that groups of 8 threads convert at a time: all, or a divisor that keeps more groups busy."""
     busy = {n: groups // n * n for n in range(1, min(chunks, groups) + 1) if chunks % n == 0}
     most = max(busy)
     return most if 4 * busy[most] >= 3 * groups else max(busy, key=lambda n: (busy[n], n))
 
 
 class StagedBoxes:
-    """The staging memory of a buffer that boxes fill, and how its tiles come from there."""
+    """The staging memory of a buffer that TMA boxes fill, and the conversion of its tiles."""
 
     def __init__(self, op: Any, layout: SharedLayout, threads: int, slots: int) -> None:
-        """``op``: the ``kv.copy_start`` that fills the buffer, whose tiles have a layout; ``threads`` convert them."""
+        """``op``: the ``kv.copy_start`` of the buffer; ``layout``: of its tiles; ``threads``: that convert them."""
         self.slots = slots
         self.spec, self.layout, self.threads = types.spec_of(op.cache.type), layout, threads
         self.staged = staged_boxes(self.spec, layout.rows, layout.columns, slots)
@@ -134,18 +133,18 @@ class StagedBoxes:
 
     @property
     def scales_of_copy(self) -> int:
-        """Scales that a thread copies at a time."""
+        """Scales per cp.async."""
         return next(w for w in (4, 2, 1) if self.scales % w == 0)
 
     @property
     def copying_scales(self) -> int:
-        """Threads, of whole warps, that copy scales."""
+        """Threads (whole warps) that copy scales."""
         if not self.scales:
             return 0
         return min(self.threads, align_up(self.layout.rows * self.scales // self.scales_of_copy, WARP))
 
     def slot(self, n: Value) -> tuple[Value, Value]:
-        """(slot, parity of its phase) of use n; slots are a power of two."""
+        """(slot, phase parity) of use ``n``; the number of slots is a power of two."""
         return n & (self.slots - 1), (n >> (self.slots.bit_length() - 1)) & 1
 
     def landed(self, slot: Value) -> Pointer:
@@ -155,7 +154,7 @@ class StagedBoxes:
         return self.barriers + (slot + self.slots) * BARRIER_BYTES
 
     def initialize(self) -> None:
-        """Set the barriers up: who starts boxes and all who copy scales fill a slot, every warp has read it."""
+        """Initialize barriers: ``landed`` counts box-issuing warps and scale-copying threads, ``read`` all warps."""
         for slot in range(self.slots):
             copies = self.copying_boxes + self.copying_scales
             ptx.mbarrier_init(self.barriers + slot * BARRIER_BYTES, copies, f"landed[{slot}]")
@@ -163,13 +162,13 @@ class StagedBoxes:
             ptx.mbarrier_init(read, self.threads // WARP, f"read[{slot}]")
 
     def start(self, op: Any, n: Value, thread: Value) -> None:
-        """Start the copies of use n: every warp its boxes, of which there may be fewer, and its threads' scales."""
+        """Start the copies of use ``n``: the boxes of this warp, if it has any, and the scales of this thread."""
         warp, (slot, parity) = warp_of(thread), self.slot(n)
         place, lane = self.memory + self.staged.stage_offset(slot), thread & (WARP - 1)
         with self.of_warps(warp, max(self.copying_boxes, self.copying_scales // WARP)):
             ptx.mbarrier_wait(self.read(slot), parity ^ 1, name="read")
             with self.of_warps(warp, self.copying_boxes):
-                if self.of_token:  # who waits for the boxes waits for this, too
+                if self.of_token:  # published by the same barrier as the boxes
                     with functional.when(thread == 0):
                         (self.shifts + slot * 4).store(column_of_token(op) & (CHUNK - 1))
                 copy_boxes(op, self.staged, place, self.landed(slot), lane, warp, self.copying_boxes)
@@ -178,11 +177,11 @@ class StagedBoxes:
                     self.start_scales(op, slot, thread)
 
     def of_warps(self, warp: Value, count: int) -> contextlib.AbstractContextManager[Any]:
-        """The first so many warps, or all without a branch."""
+        """The scope of the first ``count`` warps; no branch if that is all warps."""
         return contextlib.nullcontext() if count == self.threads // WARP else functional.when(warp < count)
 
     def start_scales(self, op: Any, slot: Value, thread: Value) -> None:
-        """Start a thread's copies of scales: of tokens that do not exist, zeros."""
+        """Start this thread's copies of scales, with zeros for tokens past the end."""
         widest, each = self.scales_of_copy, self.scales // self.scales_of_copy
         first, count = scalar(op.first), scalar(op.count)
         last = kv_math.max(count - 1, 0)
@@ -193,7 +192,7 @@ class StagedBoxes:
             token = first + row
             at = Value(kv_math.max(kv_math.min(token, last), 0).ir, i32, nonneg=True)
             page = gpu.shuffle_idx(scalar(op.pages), kv_math.min(row, self.layout.rows - 1) // box)
-            page = where(token < count, page, 0).ir  # of which nothing is read
+            page = where(token < count, page, 0).ir  # not read: the copy writes zeros
             column = part * (widest * self.spec.granularity)
             source = ops.scale_block_ptr(op.cache, op.batch, at.ir, op.head, column.ir, page)
             to = self.scale_memory + slot * self.slot_scales + i * (4 * widest)
@@ -203,7 +202,7 @@ class StagedBoxes:
         ptx.cp_async_mbarrier_arrive(self.landed(slot))
 
     def finish(self, n: Value, thread: Value, pending: int, tile: Pointer, dtype: DType) -> None:
-        """Wait for use n to be there, convert this thread's part of it, and give the slot back."""
+        """Wait until use ``n`` has landed, convert this thread's part of it, and release the slot."""
         slot, parity = self.slot(n)
         ptx.mbarrier_wait(self.landed(slot), parity, name="landed")
         self.convert(slot, thread, tile, dtype)
@@ -211,19 +210,18 @@ class StagedBoxes:
         ptx.mbarrier_arrive(self.read(slot), (thread & (WARP - 1)) == 0)
 
     def convert(self, slot: Value, thread: Value, tile: Pointer, dtype: DType) -> None:
-        """Write a thread's chunks to a tile: of every eighth row the same one, so that addresses grow evenly.
+        """Convert this thread's chunks and write them to a tile.
 
-        Eight neighbours have a chunk of eight rows each, which swizzles put into different banks.
+        A thread has the same chunk of every eighth row, so that its addresses have a constant stride. Eight
+        neighbouring lanes have the same chunk of eight rows, which the swizzle puts into different banks.
         """
         columns = CHUNK // self.spec.dtype.itemsize
         chunks, groups = self.layout.columns // columns, self.threads // GROUP
         beside = chunks_at_once(chunks, groups)
-        blocks = groups // beside  # of eight rows, in one turn
+        blocks = groups // beside  # blocks of eight rows that all threads convert per iteration
         turns = cdiv(self.layout.rows, blocks * GROUP)
         whole = turns * blocks * GROUP == self.layout.rows
-        together = next(
-            m for m in (4, 3, 2, 1) if turns % m == 0
-        )  # chunks of a thread that it loads before it converts
+        together = next(m for m in (4, 3, 2, 1) if turns % m == 0)  # chunks that a thread loads before it converts them
         place = self.memory + self.staged.stage_offset(slot)
         shift = (self.shifts + slot * 4).load(i32) if self.of_token else None
 
@@ -262,7 +260,7 @@ class StagedBoxes:
                 of_group(first)
 
     def factors(self, slot: Value, row: Value, column: Value) -> list[Value]:
-        """The scales of a chunk's elements, one for every equal part of them."""
+        """The scales of a chunk, one per equal part of its elements."""
         if not self.scales:
             return []
         of_row = self.scale_memory + slot * self.slot_scales + row * (4 * self.scales)
@@ -274,9 +272,10 @@ class StagedBoxes:
         self, row: Value, chunk: Value, words: list[Value], factors: list[Value], tile: Pointer, dtype: DType,
         shift: Value | None,
     ) -> None:  # fmt: skip
-        """Convert a chunk and write it, as two. A head's may start in the middle of one, ``shift`` columns on.
+        """Convert a chunk of 8-bit elements and write it as two chunks of 16-bit elements.
 
-        What is written then at the end of the row, of the neighbours on either side, is zeros.
+        If the head starts ``shift`` columns into the first chunk, the elements of the neighbouring heads are written as
+        zeros to the last chunk of the row.
         """
         pairs, each = converted(words, factors, self.spec.dtype, dtype), CHUNK // 4
         for p in range(0, len(pairs), each):

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Tiles of paged caches that come to shared memory row by row, by cp.async. For distribute-kv-tiles.
+"""Copies of paged cache tiles row by row with cp.async, for distribute-kv-tiles.
 
-Every chunk of every row has its own page, so that pages may have any size. Stored elements are copied where products
-read them. Elements of 8 bits that products want as 16 are *staged*: a thread copies chunks, with their scales, to
-memory of its own, and when they are there converts these chunks itself, so that no thread waits for another.
+The page is looked up per chunk of a row, so pages may have any size. Elements that need no conversion are copied to the
+stage. 8-bit elements that products need in 16 bits are *staged*: a thread copies chunks and their scales to its own
+part of staging memory, and converts the same chunks once they have arrived, so that no thread waits for another.
 """
 
 from __future__ import annotations
@@ -25,12 +25,12 @@ from .dequantize import converted
 from .ir import SWIZZLE, WARPGROUP, element, layout_of, shape
 from .threads import scalar
 
-SLOTS = 2  # tiles of a buffer in staging memory, where a schedule does not say more
-LEAST_PAGE = 8  # tokens of a page that is copied at constant distances
+SLOTS = 2  # staging tiles per buffer, unless the schedule has staging_stages
+LEAST_PAGE = 8  # the fewest tokens of a page that is copied with one lookup and a constant stride
 
 
 def row_unit(spec: CacheSpec, columns: int, first_column: int = 0) -> int:
-    """Bytes of the widest cp.async that rows of some columns are whole copies of, 16 or 8; 0 for none."""
+    """The widest cp.async, 16 or 8 bytes, that divides rows of these columns and their addresses; 0 if none does."""
     item = spec.dtype.itemsize
     for unit in (16, 8):
         places = (columns, first_column, spec.head_size, spec.head_stride, spec.token_stride)
@@ -40,7 +40,7 @@ def row_unit(spec: CacheSpec, columns: int, first_column: int = 0) -> int:
 
 
 def why_not_by_rows(spec: CacheSpec, columns: int, first_column: int = 0) -> str | None:
-    """Why tiles cannot be copied row by row as they are stored; None when they can."""
+    """Why tiles cannot be copied row by row without conversion; None if they can."""
     if not spec.paged or not spec.of_cache:
         return "only caches in pages are looked up row by row"
     if row_unit(spec, columns, first_column) != CHUNK:
@@ -49,9 +49,9 @@ def why_not_by_rows(spec: CacheSpec, columns: int, first_column: int = 0) -> str
 
 
 def fits_pages(spec: CacheSpec, rows: int, columns: int, first_column: int = 0) -> bool:
-    """Whether all threads copy a tile as it is stored with one lookup a page, at constant distances in it.
+    """Whether threads can copy a tile unconverted with one lookup per page and a constant stride within the page.
 
-    Of smaller pages it costs more to look them up than to ask for the addresses of rows.
+    For pages below ``LEAST_PAGE`` tokens, one address per row is cheaper.
     """
     whole = first_column == 0 and columns == spec.head_size and row_unit(spec, columns) == CHUNK
     page = spec.page_size
@@ -59,7 +59,7 @@ def fits_pages(spec: CacheSpec, rows: int, columns: int, first_column: int = 0) 
 
 
 def why_not_staged(spec: CacheSpec, columns: int, first_column: int = 0) -> str | None:
-    """Why tiles cannot be converted from staging memory; None when they can."""
+    """Why tiles cannot be converted from staging memory; None if they can."""
     if not spec.paged or not spec.of_cache:
         return "only caches in pages are looked up row by row"
     if spec.dtype not in (f8e4m3, f8e5m2, i8):
@@ -74,7 +74,7 @@ def why_not_staged(spec: CacheSpec, columns: int, first_column: int = 0) -> str 
 
 
 def scales_of(spec: CacheSpec, unit: int) -> int:
-    """Scales of a chunk of ``unit`` elements: 1, 2 or 4; 0 where there are none, or others."""
+    """Scales per chunk of ``unit`` elements: 1, 2 or 4; 0 without scales or for another number."""
     granule = spec.granularity
     if not spec.quantized:
         return 0
@@ -84,7 +84,7 @@ def scales_of(spec: CacheSpec, unit: int) -> int:
 
 
 def staging_bytes(spec: CacheSpec, rows: int, columns: int, threads: int, slots: int) -> int:
-    """Staging memory of a buffer whose tiles so many threads convert."""
+    """Bytes of staging memory of a buffer whose tiles ``threads`` threads convert."""
     unit = row_unit(spec, columns)
     chunks = align_up(rows * cdiv(columns * spec.dtype.itemsize, unit), threads)
     return slots * chunks * (unit + 4 * scales_of(spec, unit))
@@ -94,14 +94,15 @@ def staging_bytes(spec: CacheSpec, rows: int, columns: int, threads: int, slots:
 
 
 def copy_of(op: Any, target: Target, by_tma: bool, elements: str | None = None) -> str:
-    """How a load's tile is copied; ``by_tma``: where it has a descriptor, by that.
+    """How the tile of a load is copied: ``tma``, ``cp_async``, ``staged``, ``transposed`` or ``convert``.
 
-    ``elements``: the type that the tile is to have, where it is not the one that it has.
+    ``by_tma``: whether a descriptor, if there is one, is used; ``elements``: the element type in shared memory, if it
+    differs from the tile's.
     """
     spec, elements = types.spec_of(op.cache.type), elements or str(element(op.tile))
     if layout_of(op.tile.type) == SHARED_TRANSPOSED:
         return "transposed"
-    stored = spec.data_dtype.mlir == elements  # those of a quantized cache have their scales elsewhere
+    stored = spec.data_dtype.mlir == elements  # scales are kept apart from the data
     if op.descriptor is not None and by_tma:
         return "tma" if stored else "staged"
     if of_pool(op):
@@ -119,13 +120,13 @@ def copy_of(op: Any, target: Target, by_tma: bool, elements: str | None = None) 
 
 
 def by_pages(op: Any, by_tma: bool) -> bool:
-    """Whether a tile that is stored as it is computed with is copied page by page, and not row by row."""
+    """Whether a tile that needs no conversion is copied page by page instead of row by row."""
     spec, (rows, columns) = types.spec_of(op.cache.type), shape(op.tile)
     return op.lists is None and not by_tma and fits_pages(spec, rows, columns, op.first_column.value)
 
 
 def of_pool(op: Any) -> bool:
-    """Whether lists say where rows are, or rows have a format of their own."""
+    """Whether rows are addressed by lists (sparse indices), or have a record format."""
     return op.lists is not None or not row_format(op, types.spec_of(op.cache.type)).plain
 
 
@@ -134,11 +135,11 @@ def of_pool(op: Any) -> bool:
 
 @dataclass(frozen=True)
 class Chunks:
-    """A tile's chunks of ``unit`` bytes in the cache, and which of them a thread has."""
+    """The chunks of a tile, ``unit`` bytes each in the cache, and the assignment of chunks to threads."""
 
     layout: SharedLayout
     unit: int
-    columns: int  # of a chunk
+    columns: int  # per chunk
     threads: int
 
     @property
@@ -155,17 +156,17 @@ class Chunks:
 
     @property
     def together(self) -> int:
-        """Chunks of a thread that are under way at a time: threads of several warpgroups have few registers."""
+        """Chunks per thread with addresses in registers at a time: fewer with several warpgroups."""
         return 4 if self.threads <= WARPGROUP else 3 if self.of_thread % 3 == 0 else 2
 
     def number(self, thread: Value, s: Any) -> Value:
-        """A thread's s-th chunk; past the last one the last again, which does no harm."""
+        """The index of a thread's s-th chunk; past the last chunk, the last one again."""
         i = thread + s * self.threads
         i = kv_math.min(i, self.total - 1) if self.total % self.threads else i
         return Value(i.ir, i32, nonneg=True)
 
     def place(self, i: Value) -> tuple[Value, Value]:
-        """(row, chunk of the row) of a number. Eight neighbours write two chunks each without bank conflicts."""
+        """(row, chunk within the row) of an index. Eight lanes write two chunks each without bank conflicts."""
         n = self.of_row
         if (
             self.columns * self.layout.itemsize == 2 * CHUNK
@@ -173,7 +174,7 @@ class Chunks:
             and n & (n - 1) == 0
             and self.layout.rows % 8 == 0
         ):
-            bits = n.bit_length() - 1  # of the chunk: the first, and behind two of the row's the others
+            bits = n.bit_length() - 1  # of the chunk: bit 0 of the index, and those above two bits of the row
             rest = i >> 3
             chunk = (i & 1) | ((rest & (n // 2 - 1)) << 1)
             rest = rest >> (bits - 1)
@@ -190,15 +191,15 @@ def chunks_of(op: Any, layout: SharedLayout, threads: int) -> Chunks:
 
 
 def start_chunks(op: Any, chunks: Chunks, thread: Value, target: Any) -> None:
-    """Start the copies of a thread's chunks to ``target(s, row, chunk)``; of tokens that do not exist, zeros.
+    """Start the copies of this thread's chunks, with zeros for tokens past the end.
 
-    ``target`` gives pointers: where the chunk goes, and where its scales go or None.
+    ``target(s, row, chunk)``: (the pointer to copy the chunk to, the pointer to copy its scales to or None).
     """
     spec = types.spec_of(op.cache.type)
     first, count = scalar(op.first), scalar(op.count)
     last = kv_math.max(count - 1, 0)
     scales = scales_of(spec, chunks.unit)
-    # Columns past the head are zeros, and nothing is read of what lies there.
+    # Columns past the head size are zeros; the memory there is not read.
     past = op.first_column.value + chunks.layout.columns > spec.head_size
 
     def some(begin: Any, many: int) -> None:
@@ -234,10 +235,10 @@ def start_chunks(op: Any, chunks: Chunks, thread: Value, target: Any) -> None:
 
 
 class Staging:
-    """The staging memory of a buffer: ``slots`` tiles as they are stored, each thread's chunks in its own place."""
+    """The staging memory of a buffer: ``slots`` unconverted tiles, each thread's chunks at its own addresses."""
 
     def __init__(self, op: Any, layout: SharedLayout, threads: int, slots: int) -> None:
-        """The memory of the buffer that a ``kv.copy_start`` fills."""
+        """Allocate the staging memory of the buffer that a ``kv.copy_start`` fills."""
         self.spec, self.chunks = types.spec_of(op.cache.type), chunks_of(op, layout, threads)
         self.scales = scales_of(self.spec, self.chunks.unit)
         self.slots, self.memory = slots, Pointer(ops.alloc_shared(slots * self.slot_bytes, CHUNK), SHARED)
@@ -251,27 +252,27 @@ class Staging:
         return self.all_chunks * (self.chunks.unit + 4 * self.scales)
 
     def place(self, n: Value, thread: Value, s: Any) -> tuple[Pointer, Pointer | None]:
-        """Where a thread's s-th chunk of use n lies, and its scales."""
+        """Pointers to a thread's s-th chunk of use ``n`` and to its scales."""
         slot = self.memory + (n & (self.slots - 1)) * self.slot_bytes
         i = thread + s * self.chunks.threads
         data = slot + i * self.chunks.unit
         return data, (slot + (i * (4 * self.scales) + self.all_chunks * self.chunks.unit) if self.scales else None)
 
     def start(self, op: Any, n: Value, thread: Value) -> None:
-        """Start the copies of a thread's chunks of use n."""
+        """Start the copies of this thread's chunks of use ``n``."""
         start_chunks(op, self.chunks, thread, lambda s, row, chunk: self.place(n, thread, s))
         ptx.cp_async_commit()
 
     def initialize(self) -> None:
-        """Set barriers up: there are none."""
+        """Initialize barriers: there are none."""
 
     def finish(self, n: Value, thread: Value, pending: int, tile: Pointer, dtype: DType) -> None:
-        """Wait for the copies of use n, while ``pending`` later ones go on, and convert them."""
+        """Wait for the copies of use ``n``, leaving ``pending`` later groups in flight, and convert them."""
         ptx.cp_async_wait(pending)
         self.convert(n, thread, tile, dtype)
 
     def convert(self, n: Value, thread: Value, tile: Pointer, dtype: DType) -> None:
-        """Write a thread's chunks of use n to a tile. Several are loaded before the first is converted."""
+        """Convert this thread's chunks of use ``n``, several per iteration, and write them to a tile."""
         chunks = self.chunks
         many = next(m for m in range(chunks.together, 0, -1) if chunks.of_thread % m == 0)
         with functional.loop(0, chunks.of_thread, many) as s:
@@ -291,5 +292,5 @@ class Staging:
 
 
 def elements_of(value: Any) -> list[Value]:
-    """The elements of a vector, or a scalar as the only one."""
+    """The elements of a vector; of a scalar, itself."""
     return [value[i] for i in range(value.lanes)] if value.lanes else [value]

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Stored 8-bit elements as words of two 16-bit ones, by ordinary instructions, and times their scales.
+"""Conversion of 8-bit and 4-bit elements to pairs of bf16 or f16, and multiplication by their scales.
 
-The instructions that convert take 2 to 4 cycles of a warp, those that multiply pairs one: the time of a tile of a
-decode's keys is that of its conversions.
+The conversion instructions have a fraction of the throughput of integer and fma instructions, and the time of a decode
+over 8-bit keys is dominated by conversions. So most conversions are byte permutes and packed fma.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from kvarn.dsl import ptx
 from kvarn.dsl.ptx import inline_asm
 from kvarn.dsl.values import Value, bitcast, cast, literal, where
 
-_HIGH_HALVES = 0x7632  # of two words
+_HIGH_HALVES = 0x7632  # prmt: the high halves of two words
 _HIGH_HALF = -0x10000
-_HIGH_TWICE = 0x3232  # the high half of a word in both
+_HIGH_TWICE = 0x3232  # prmt: the high half of a word, twice
 
 
 def pairs_of(word: Value, stored: DType, dtype: DType) -> list[Value]:
-    """Four stored elements in a word as two words of two bf16 or f16, exactly; of e4m3 as bf16 a NaN becomes 480."""
+    """Convert four 8-bit elements to two words of two bf16 or f16, exactly; e4m3 to bf16 turns NaN into 480."""
     if dtype is bf16 and stored is f8e4m3:
         return ptx.cvt_e4m3x4_to_bf16x4(word)
     if dtype is bf16 and stored is i8:
@@ -36,22 +36,22 @@ def pairs_of(word: Value, stored: DType, dtype: DType) -> list[Value]:
     return [_widened(pair) for pair in found]
 
 
-BytePairs = tuple[tuple[int, int], tuple[int, int]]  # which two bytes of a word, by what is known at run time
+BytePairs = tuple[tuple[int, int], tuple[int, int]]  # two pairs of bytes of a word, one chosen at run time
 HALVES: BytePairs = ((0, 1), (2, 3))
 EVERY_SECOND: BytePairs = ((0, 2), (1, 3))
 
 
 def pair_of(word: Value, second: Value, pairs: BytePairs, stored: DType, dtype: DType) -> Value:
-    """Two stored elements of a word, the ``second`` of both pairs or the first, as a word of two bf16 or f16, exactly.
+    """Convert one pair of 8-bit elements of a word to bf16 or f16, exactly: the ``second`` of ``pairs`` or the first.
 
-    A selector of bytes, which the conversion needs anyway, chooses them. Of e4m3 as bf16 as in :func:`pairs_of`.
+    The byte selector of the prmt that the conversion needs anyway chooses the pair. NaN as in :func:`pairs_of`.
     """
 
     def chosen(selector: Callable[[int, int], int]) -> Value:
         return where(second, selector(*pairs[1]), selector(*pairs[0]))
 
     def below(i: int, j: int) -> int:
-        """Bytes of the word below a byte of another."""
+        """The selector of bytes i and j, each below a byte of the other operand."""
         return i | 4 << 4 | j << 8 | 4 << 12
 
     if dtype is bf16 and stored is f8e4m3:  # as ptx.cvt_e4m3x4_to_bf16x4
@@ -76,16 +76,16 @@ def pair_of(word: Value, second: Value, pairs: BytePairs, stored: DType, dtype: 
 
 
 def _widened(pair: Value) -> Value:
-    """Two f16, of as few digits as a bf16 has, as two bf16."""
-    wide = cast(bitcast(pair, f16), f32)  # whose high halves have all digits
+    """Convert two f16 to bf16; their mantissas must fit bf16."""
+    wide = cast(bitcast(pair, f16), f32)  # the high halves hold the whole mantissa
     return ptx.prmt(*(bitcast(wide[i], i32) for i in range(2)), _HIGH_HALVES)
 
 
 def _i8x2_to_bf16x2(word: Value, selector: int | Value) -> Value:
-    """Two bytes, chosen with the byte 0x43 above each, which makes a bf16 of 128 or more of them, as two bf16."""
+    """Convert two i8 to bf16: with the byte 0x43 above it, each is a bf16 of 128 plus its low seven bits."""
     chosen = hex(selector) if isinstance(selector, int) else "$2"
     given = [word.ir] if isinstance(selector, int) else [word.ir, selector.ir]
-    # 128 + x's low seven bits, minus 128, or of a negative x 256: x's bit of 128 is the lowest of the exponent.
+    # Subtract 128, or 256 if x is negative: the sign bit of x is the lowest bit of the exponent.
     text = (
         f"{{ .reg .b32 x, s, c; prmt.b32 x, $1, 0x43434343, {chosen}; and.b32 s, x, 0xFF80FF80; "
         "and.b32 x, x, 0xFF7FFF7F; mov.b32 c, 0xBF80BF80; fma.rn.bf16x2 $0, s, c, x; }"
@@ -94,22 +94,22 @@ def _i8x2_to_bf16x2(word: Value, selector: int | Value) -> Value:
 
 
 def times(pairs: Sequence[Value], scale: Value, dtype: DType) -> list[Value]:
-    """Pairs times an f32. Of bf16 rounded once, but for what 16 bits more of the scale leave out."""
+    """Multiply pairs by an f32 scale. bf16 uses the scale's leading 16 bits and the next 16, and rounds once."""
     if dtype is f16:
         wide = [cast(bitcast(pair, f16), f32) for pair in pairs]
         return [ptx.pack_f16x2(x[0] * scale, x[1] * scale) for x in wide]
     bits = bitcast(scale, i32)
     rest = scale - bitcast(bits & _HIGH_HALF, f32)
-    both = [ptx.prmt(x, 0, _HIGH_TWICE).ir for x in (bits, bitcast(rest, i32))]  # packing rounds, and takes two cycles
+    both = [ptx.prmt(x, 0, _HIGH_TWICE).ir for x in (bits, bitcast(rest, i32))]  # prmt truncates
     text = (
-        "{ .reg .b32 part; mov.b32 part, 0x80008000; "  # -0, which adds nothing
+        "{ .reg .b32 part; mov.b32 part, 0x80008000; "  # -0: the neutral element
         "fma.rn.bf16x2 part, $1, $3, part; fma.rn.bf16x2 $0, $1, $2, part; }"
     )
     return [Value(inline_asm(text, "=r,r,r,r", [x.ir, *both], "i32"), i32) for x in pairs]
 
 
 def converted(words: Sequence[Value], factors: Sequence[Value], stored: DType, dtype: DType) -> list[Value]:
-    """Words of four stored elements as words of two of ``dtype``, times their scales, each of an equal part of them."""
+    """Convert words of four 8-bit elements to words of two ``dtype``, times scales, one per equal part of them."""
     pairs = [pair for word in words for pair in pairs_of(word, stored, dtype)]
     if not factors:
         return pairs
@@ -119,10 +119,10 @@ def converted(words: Sequence[Value], factors: Sequence[Value], stored: DType, d
 
 # --- elements of 4 bits ----------------------------------------------------------------------------
 
-# What makes a number of 4 bits in a half's mantissa: the bits above it, and minus the number that they are.
+# 4 bits become a number in the mantissa of a half: the bits above them, and minus the value of these bits.
 _ABOVE = {bf16: (0x43434343, {0: 0xC300C300, 8: 0xC308C308}), f16: (0x64646464, {0: 0xE400E400, 8: 0xE408E408})}
 _ONE = {bf16: 0x3F803F80, f16: 0x3C003C00}
-# Of e2m1: how far its exponent and mantissa move down, their bits then, and the power of two that is missing.
+# e2m1: the right shift of its exponent and mantissa, the mask afterwards, the factor that corrects the exponent.
 _E2M1 = {bf16: (6, 0x01C001C0, 0x7E807E80), f16: (3, 0x0E000E00, 0x74007400)}
 
 
@@ -131,14 +131,14 @@ def _word(bits: int) -> Value:
 
 
 def fma_pairs(a: Value, b: Value, c: Value, dtype: DType) -> Value:
-    """a * b + c of two halves of ``dtype``, each rounded once."""
+    """a * b + c for two packed ``dtype``, each rounded once."""
     return Value(inline_asm(f"fma.rn.{dtype.name}x2 $0, $1, $2, $3;", "=r,r,r,r", [a.ir, b.ir, c.ir], "i32"), i32)
 
 
 def pairs_of_four_bits(word: Value, weight_format: str, dtype: DType) -> list[Value]:
-    """Eight elements of 4 bits as four words of two bf16 or f16, exactly; see ``weight_groups``.
+    """Convert eight 4-bit elements to four words of two bf16 or f16, exactly; formats as in ``weight_groups``.
 
-    Their order is that of :func:`in_order_of_four_bits`: bytes of the same half of a byte stand together.
+    The order is that of :func:`in_order_of_four_bits`: the low nibbles of all bytes, then the high nibbles.
     """
     found, low = [], 0x0F0F0F0F
     if weight_format == "e2m1":
@@ -162,12 +162,12 @@ def pairs_of_four_bits(word: Value, weight_format: str, dtype: DType) -> list[Va
 
 
 def in_order_of_four_bits(words: Sequence[Value]) -> list[Value]:
-    """Eight 16-bit elements in four words, as :func:`pairs_of_four_bits` has those of a weight: 0 2, 4 6, 1 3, 5 7."""
+    """Reorder eight 16-bit elements as :func:`pairs_of_four_bits` orders a weight's: 0 2, 4 6, 1 3, 5 7."""
     return [ptx.prmt(words[i], words[i + 1], selector) for selector in (0x5410, 0x7632) for i in (0, 2)]
 
 
 def scaled_pairs(pairs: Sequence[Value], scale: Value, low: Value | None, exact: bool, dtype: DType) -> list[Value]:
-    """Pairs times an f32, minus another, rounded; ``exact``: ``dtype`` has both, so that pairs are multiplied."""
+    """Pairs times ``scale`` minus ``low``, rounded; ``exact``: both are exact in ``dtype``, so packed fma is used."""
     if not exact:
         found = []
         for pair in pairs:

@@ -1,10 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What warps exchange through shared memory: for distribute-kv-tiles.
+"""Exchange of values between warps through shared memory, for distribute-kv-tiles.
 
-Where the warps of a product share its rows, each has some of the columns; where they are stacked, each has some of the
-rows. A fold over what several warps have, and a tile that the next product reads whole, go through memory of their own,
-which each use writes, all wait, and each reads. Between its uses all have to wait once more, which what else makes them
-wait often does already.
+The warps of a product divide its rows, its columns, or both. A reduction across warps, and a tile that the next product
+reads whole, go through shared memory of their own: write, barrier, read. Before the next write a second barrier is
+needed, which is left out if another op of the loop already synchronizes all threads.
 """
 
 from __future__ import annotations
@@ -28,16 +27,17 @@ from .barriers import sync_consumers
 from .copy_groups import AWAITED
 from .threads import Threads, register_layout, shuffled
 
-SCATTERED = 3  # bits of lanes from which on shuffles halve what lanes have: for fewer, selects cost what they save
+SCATTERED = 3  # lane bits from which a reduce-scatter by shuffles pays: with fewer, its selects cost what it saves
 WIDEST = 4  # f32 of one access
 EXCHANGES = ("kv.tile_reduce", "kv.tile_reduce_lanes", "kv.tile_share")
-BETWEEN = "kv.between"  # on exchanges between whose uses all threads wait for one another anyway
+BETWEEN = "kv.between"  # on exchanges between whose uses another op synchronizes all threads
 
 
 def mark(op: ir.Operation, grouped: bool) -> None:
-    """Say of an exchange whether something else in its block, which comes once a use too, makes all threads wait.
+    """Mark an exchange if another op of its block, executed once per use, synchronizes all threads.
 
-    Where tiles are waited for by groups of copies (``grouped``), all threads do; at an mbarrier none waits for others.
+    Waits for tiles do if they are waits for cp.async groups (``grouped``), followed by a barrier; waits for an mbarrier
+    do not.
     """
     if op.name in EXCHANGES:
         others = (o.operation for o in op.block.operations if o.operation != op)
@@ -55,14 +55,18 @@ def _waits_for_all(op: ir.Operation, grouped: bool) -> bool:
 
 
 def begin(op: ir.Operation, threads: Threads) -> None:
-    """Everybody has read what lies in the memory of an exchange."""
+    """Wait until all threads have read the previous contents of an exchange, unless another op ensures it."""
     if BETWEEN not in op.attributes:
         sync_consumers(threads)
 
 
 @dataclass(frozen=True)
 class Folded:
-    """Numbers that a lane has of places, how far each lies from the thread's first, and the bits of lanes alike."""
+    """The result of folding over lanes.
+
+    ``values`` are those that this lane has, ``at`` their rows or columns relative to the thread's first, and ``alike``
+    the lane bits in which lanes have the same values.
+    """
 
     values: list[ir.Value]
     at: list[Any]
@@ -71,12 +75,14 @@ class Folded:
 
 @dataclass(frozen=True)
 class Fold:
-    """A reduction: the elements of every row (``axis`` 1) or column (0) of a tile, by ``combine``.
+    """A reduction of every row (``axis`` 1) or column (``axis`` 0) of a tile.
 
     Attributes
     ----------
+    combine : callable
+        The reduction of two scalars.
     threads : Threads
-        As they stand for the tile.
+        With the division of warps of this tile.
     """
 
     axis: int
@@ -85,19 +91,19 @@ class Fold:
 
     @property
     def kept(self) -> int:
-        """The axis of the result: along it a thread has some places, a number for each."""
+        """The axis of the result, 0 for rows and 1 for columns."""
         return 1 - self.axis
 
     @property
     def warps(self) -> int:
-        """How many warps have other elements of the same row or column."""
+        """The number of warps that share a row or column."""
         return self.threads.across if self.axis == COLUMN else self.threads.stack
 
     def over_lanes(self, values: list[ir.Value], layout: RegisterLayout) -> Folded:
-        """Numbers of a thread's places, each folded over the lanes that have other elements for it.
+        """Fold a thread's partial values over the lanes that share a row or column.
 
-        Where warps have others yet, and many lanes have one place, every shuffle halves what a lane has: it keeps the
-        numbers of some places, and gives those of the others away.
+        If warps are folded next and many lanes share a row, this is a reduce-scatter: each shuffle halves the values of
+        a lane, which keeps one half of its rows and sends the other.
         """
         along = list(layout.places_a_thread(self.kept))
         at: list[Any] = list(along)
@@ -126,9 +132,9 @@ class Fold:
     def over_warps(
         self, lanes: Folded, layouts: tuple[RegisterLayout, RegisterLayout], place: Pointer
     ) -> list[ir.Value]:
-        """Numbers of a thread's places, folded over the warps that have other elements for them: in their order.
+        """Fold values over the warps that share a row or column, in the order of the warps.
 
-        ``layouts`` are those of the places that lanes have numbers of, and of those that the thread is to have them of.
+        ``layouts``: (of the tile, whose rows the lanes have values of; of the result, whose rows the thread needs).
         """
         lane, warp = self.threads.lane, self.threads.warp
         given, wanted = (
@@ -150,25 +156,25 @@ class Fold:
 
 
 def fold_of(op: Any, axis: int, threads: Threads) -> Fold:
-    """How a reduction of tiles folds numbers along an axis."""
+    """The fold of a ``kv.tile_reduce`` along an axis."""
     return Fold(axis, _COMBINE[op.kind.value], threads)
 
 
 _COMBINE = {"max": arith.maxnumf, "min": arith.minnumf, "add": arith.addf}
 
 
-# --- rows of tiles whose warps are stacked otherwise -------------------------------------------------
+# --- tiles whose warps divide rows differently -------------------------------------------------------
 
 
 def _which(held: int, layout: RegisterLayout, threads: Threads) -> Value:
-    """Which part of the ``held`` rows that a thread has of a vector are those that it has of a tile."""
+    """Which part of the ``held`` rows of a vector are the rows that the thread has of a tile."""
     parts = held // len(layout.rows_a_thread)
     stack = layout.warps_along(ROW)
     return (threads.warp & (stack - 1)) >> ((stack // parts).bit_length() - 1)
 
 
 def rows_of(value: ir.Value, layout: RegisterLayout, threads: Threads) -> ir.Value:
-    """What a thread has of a vector of rows for a tile of which its warp has fewer of them."""
+    """The part of a thread's row vector for the rows that it has of a tile, whose warps divide rows more finely."""
     held, own = ir.VectorType(value.type).shape[0], len(layout.rows_a_thread)
     if held == own:
         return value
@@ -180,7 +186,7 @@ def rows_of(value: ir.Value, layout: RegisterLayout, threads: Threads) -> ir.Val
 
 
 def among_rows(values: list[ir.Value], held: int, layout: RegisterLayout, threads: Threads) -> list[ir.Value]:
-    """A thread's sums of rows of a tile among the ``held`` rows that it has of vectors; zeros for the others."""
+    """Expand a thread's row sums of a tile to the ``held`` rows of its row vectors, with zeros elsewhere."""
     own = len(values)
     if held == own:
         return values

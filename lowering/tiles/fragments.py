@@ -1,9 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Operand A of 8-bit elements: read from a stage by the threads whose fragments they are, and converted there.
+"""8-bit operand A: threads read their fragments from a stage and convert them in registers.
 
-What a tile of 16-bit elements costs otherwise is not paid: a second, larger buffer that threads write converted
-elements to, a fence between their writes and the products that read them, a barrier. Scales of rows are numbers of the
-result's rows, too: they multiply what products make of stored elements.
+This avoids a second buffer for converted elements, twice as large, and the fence and barrier between its writes and the
+products. Scales per row of A multiply the rows of the result instead.
 """
 
 from __future__ import annotations
@@ -32,13 +31,13 @@ from .ir import SWIZZLE, element, shape
 from .memory import handle_of
 from .threads import Threads, from_elements, scalar
 
-ROWS_APART = 8  # of the two rows that a thread has of a fragment
+ROWS_APART = 8  # distance of the two rows that a thread has of a fragment
 
 
 def why_not(op: Any, target: Target, by_tma: bool, threads: int) -> str | None:
-    """Why a load's tile cannot be read as operand A where it was copied as it is stored; None when it can.
+    """Why a tile cannot be read as operand A from an unconverted stage; None if it can.
 
-    ``threads`` share it.
+    ``threads`` hold the tile.
     """
     spec, (rows, columns), first = types.spec_of(op.cache.type), shape(op.tile), op.first_column.value
     wanted = str(element(op.tile))
@@ -56,7 +55,7 @@ def why_not(op: Any, target: Target, by_tma: bool, threads: int) -> str | None:
     copy = copy_of(op, target, by_tma, spec.data_dtype.mlir)
     if copy not in ("tma", "cp_async"):
         return "its rows cannot be copied as they are stored"
-    if by_tma and copy == "cp_async" and columns < SWIZZLE:  # whose copies take more instructions than are saved
+    if by_tma and copy == "cp_async" and columns < SWIZZLE:  # the copies would take more instructions than are saved
         return f"rows that cp.async copies must have {SWIZZLE} columns beside wgmma, got {columns}"
     if copy == "tma":
         box = types.tma_spec_of(op.descriptor.type)
@@ -66,7 +65,7 @@ def why_not(op: Any, target: Target, by_tma: bool, threads: int) -> str | None:
 
 
 def one_scale(spec: CacheSpec, first_column: int, columns: int) -> bool:
-    """Whether columns of a row have one scale."""
+    """Whether these columns of a row share one scale."""
     last = min(first_column + columns, spec.head_size) - 1
     return first_column // spec.granularity == last // spec.granularity
 
@@ -75,13 +74,14 @@ def read(
     place: Pointer, stored: SharedLayout, tile: RegisterLayout, dtypes: tuple[DType, DType], threads: Threads,
     transposed: bool,
 ) -> ir.Value:  # fmt: skip
-    """What a thread holds of a tile as operand A: ``dtypes`` are (as it is stored, as it is held).
+    """A thread's fragments of operand A, converted from a stage.
 
-    A's rows are the tile's or, ``transposed``, its columns. All that the warps have at a time comes before what they
-    have next; of a k-step lane 4 g + c has rows g and g + 8, columns 2 c, 2 c + 1, 2 c + 8 and 2 c + 9.
+    ``dtypes`` are (of the stage, of the fragments). A's rows are the rows of the tile or, if ``transposed``, its
+    columns. Fragments of the first rows of all warps come first. In each k-step lane 4 g + c has rows g and g + 8,
+    columns 2 c, 2 c + 1, 2 c + 8 and 2 c + 9.
     """
     words = (_columns if transposed else _rows)(place, stored, tile, dtypes, threads)
-    ptx.syncwarp()  # all lanes have read it: one says that the stage is free
+    ptx.syncwarp()  # one lane releases the stage after all have read it
     held = from_elements([word.ir for word in words])
     return mlir_vector.bitcast(ir.VectorType.get([2 * len(words)], ir.Type.parse(dtypes[1].mlir)), held)
 
@@ -89,8 +89,8 @@ def read(
 def _rows(
     place: Pointer, stored: SharedLayout, tile: RegisterLayout, dtypes: tuple[DType, DType], threads: Threads
 ) -> list[Value]:
-    """Of a chunk of 16 columns, a k-step, a thread takes the halves ``c & 1`` of the words ``c >> 1`` and two on."""
-    lane, c = ptx.unknown(threads.lane), threads.lane & 3  # addresses would be held through the loop
+    """Rows of A along rows of the stage: per k-step of 16 columns a thread takes half ``c & 1`` of two words."""
+    lane, c = ptx.unknown(threads.lane), threads.lane & 3  # else LLVM hoists addresses out of the loop
     row, place = tile.thread_offset(lane, threads.warp)[ROW], place + (c >> 1) * i32.itemsize
     found: list[Value] = []
     for first in range(0, tile.shape[ROW], tile.extents[ROW]):
@@ -108,10 +108,10 @@ def _rows(
 def _columns(
     place: Pointer, stored: SharedLayout, tile: RegisterLayout, dtypes: tuple[DType, DType], threads: Threads
 ) -> list[Value]:
-    """A chunk of 16 columns is a warp's rows of A, and 16 rows are a k-step.
+    """Rows of A along columns of the stage: a chunk of 16 columns is 16 rows of A, and 16 rows are a k-step.
 
-    ``ldmatrix`` transposes pairs of bytes: lane 4 g + c gets columns 2 g and 2 g + 1 of rows 2 c and 2 c + 1 of eight.
-    The lanes that have columns g and g + 8 of the same rows send them.
+    ``ldmatrix.trans`` transposes pairs of bytes: lane 4 g + c gets columns 2 g and 2 g + 1 of rows 2 c and 2 c + 1.
+    Shuffles then bring columns g and g + 8 from the lanes that have them.
     """
     lane, c, g = ptx.unknown(threads.lane), threads.lane & 3, threads.lane >> 2
     lanes = [((g >> 1) << 2) + c + high for high in (0, LANES // 2)]
@@ -120,7 +120,7 @@ def _columns(
         chunk = threads.warp + first // CHUNK
         for row in range(0, stored.rows, LANES):
             count = min(LANES, stored.rows - row) // ROWS_APART  # matrices
-            own = lane & (count * ROWS_APART - 1)  # of fewer than four, other lanes' addresses are not looked at
+            own = lane & (count * ROWS_APART - 1)  # ldmatrix of fewer than four ignores other lanes' addresses
             for word in ptx.ldmatrix(place + (stored.chunk_offset(own, chunk) + row * stored.pitch), count, trans=True):
                 others = [gpu.shuffle_idx(word, at) for at in lanes]
                 found += [pair_of(other, (g & 1) == 1, EVERY_SECOND, *dtypes) for other in others]
@@ -128,7 +128,7 @@ def _columns(
 
 
 def scales(op: Any, layout: RegisterLayout, threads: Threads) -> ir.Value:
-    """``kv.tile_scales``: those of a thread's tokens, loaded by itself."""
+    """``kv.tile_scales``: each thread loads the scales of its tokens."""
     cache, count, axis = handle_of(op.cache), scalar(op.count), ROW if layout.shape[COLUMN] == 1 else COLUMN
     own = scalar(op.first) + layout.thread_offset(threads.lane, threads.warp)[axis]
     found = []

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What the passes over tiles share: finding tile kernels, reading tile types, evaluating tiles at a point, cloning.
+"""Helpers of the tile passes: finding tile kernels, reading tile types, evaluating tiles at a point, cloning.
 
-A kernel with tiles carries ``kv.tiled``; the front end writes it. ``kv.schedule`` on it holds the entries that the
-passes read: ``consumers`` (warpgroups that multiply), ``producer`` (whether the block has others that copy),
-``producers`` (how many then, 1), ``spare`` (bytes of shared memory that nobody has), and their own.
+The front end marks a kernel with tiles by ``kv.tiled``. Its ``kv.schedule`` holds the entries that the passes read:
+``consumers`` (consumer warpgroups), ``producer`` (whether there are producer warpgroups), ``producers`` (their number,
+1 by default), ``spare`` (unused bytes of shared memory), and entries of single passes.
 """
 
 from __future__ import annotations
@@ -20,21 +20,21 @@ from kvarn.lowering.pass_base import fail
 from kvarn.lowering.rewrite import defining_op, enclosing, kernels, ops_named, walk
 
 WARP, WARPGROUP = 32, 128
-WGMMA, MMA = "wgmma", "mma.sync"  # instructions of products, as schedules name them
-ACCUMULATORS = {WGMMA: "wgmma", MMA: "mma"}  # the layout of results, by instruction
-TRANSPOSED = "transposed"  # of a layout: that of the transpose is the one inside
-SWAPPED = "swapped"  # of a schedule: accumulators are transposed, and the few rows of A are products' second operand
+WGMMA, MMA = "wgmma", "mma.sync"  # MMA instructions, as schedules name them
+ACCUMULATORS = {WGMMA: "wgmma", MMA: "mma"}  # the accumulator layout of each instruction
+TRANSPOSED = "transposed"  # transposed(x): the layout of a tile whose transpose has layout x
+SWAPPED = "swapped"  # schedule entry: operands are swapped, accumulators transposed, and A has few rows
 WARPGROUP_ROWS = 64  # of an accumulator
-K_STEP_BYTES = 32  # of a row of A that an instruction takes
+K_STEP_BYTES = 32  # bytes of a row of A per instruction
 SWIZZLE = TILE_SWIZZLE
 BARRIER_BYTES = 8  # of an mbarrier
-BARRIERS_BYTES = 1024  # more than all barriers of a block take
-JOINED = "kv.joined"  # on products that are started, but waited for with the next
-ROW_SUMS = "kv.row_sums"  # on products with ones, of the weights that another product beside them takes
-HIDES = "kv.hides"  # on products of which B may be anything, NaN too, where A is zero; the host has them
-PROMOTED = "kv.promoted"  # on products: columns at a time that are added to the sums outside of the tensor cores
-NO_PAGE = 1 << 30  # outside of every pool: copies of it by TMA are zeros
-# Ops whose results are computed from their operands' elements at the same place.
+BARRIERS_BYTES = 1024  # an upper bound for all barriers of a block
+JOINED = "kv.joined"  # on a product that is committed and awaited together with the next
+ROW_SUMS = "kv.row_sums"  # on a product with ones, which sums the rows of another product's weights
+HIDES = "kv.hides"  # on a product where A is zero wherever B may be NaN; host only
+PROMOTED = "kv.promoted"  # on a product: columns per group that is added to the sums in f32 registers
+NO_PAGE = 1 << 30  # a page outside of every pool: TMA fills it with zeros
+# Ops that compute each element from the elements of their operands at the same index.
 _POSITIONS = ("kv.tile_index", "kv.tile_broadcast", "tensor.splat")
 _ELEMENTWISE = ("arith.", "math.")
 
@@ -47,7 +47,7 @@ def tiled(module: ir.Module) -> Iterator[ir.Operation]:
 
 
 def splits_rows(op: ir.Operation) -> bool:
-    """Whether query rows are split into terms, of the 8 bits that keys have, in the kernel that an op is or is in."""
+    """Whether the kernel (an op, or the one around it) splits query rows into two 8-bit terms."""
     kernel = op if op.name == "gpu.func" else enclosing(op, "gpu.func")
     return kernel is not None and len(ops_named(kernel, "kv.tile_terms")) > 0
 
@@ -69,7 +69,7 @@ def instruction_of(function: ir.Operation) -> str:
 
 
 def producers_of(schedule: dict[str, Any]) -> int:
-    """Warpgroups of a block that copy, as the entries of its kernel's schedule say; 0 where consumers do."""
+    """The number of producer warpgroups in a schedule; 0 if consumers copy."""
     return schedule.get("producers", 1) if schedule.get("producer") else 0
 
 
@@ -78,12 +78,12 @@ def is_tile(value: ir.Value) -> bool:
 
 
 def is_transposed(type_: ir.Type) -> bool:
-    """Whether a tile lies in registers as an accumulator whose operands were swapped."""
+    """Whether a tile is in registers as the accumulator of swapped operands."""
     return (layout_of(type_) or "").startswith(f"{TRANSPOSED}(")
 
 
 def rank(value: ir.Value) -> int:
-    """2 of a tile, 1 of a vector of tiles, 0 of anything else."""
+    """2 for a tile, 1 for a row or column vector, 0 for anything else."""
     return ir.RankedTensorType(value.type).rank if is_tile(value) else 0
 
 
@@ -96,22 +96,22 @@ def element(value: ir.Value) -> ir.Type:
 
 
 def with_layout(value: ir.Value, layout: str | None) -> ir.Type:
-    """A tile's type with another layout."""
+    """The type of a tile with another layout."""
     return tile_type(shape(value), element(value), layout)
 
 
 def is_elementwise(op: ir.Operation) -> bool:
-    """Whether an op computes every element of its one result from the operands' elements at the same place."""
+    """Whether an op computes each element of its one result from its operands' elements at the same index."""
     return op.name.startswith(_ELEMENTWISE) and len(op.results) == 1 and len(op.regions) == 0
 
 
 def is_position(op: ir.Operation) -> bool:
-    """Whether an op computes positions, of numbers and of others."""
+    """Whether an op may compute indices: tile indices, broadcasts, splats and arithmetic of them."""
     return op.name in _POSITIONS or is_elementwise(op)
 
 
 def splat_of(value: ir.Value) -> Any:
-    """The attribute of the one element that a constant tile repeats; None of anything else."""
+    """The element of a constant splat tile, as an attribute; None for anything else."""
     op = defining_op(value)
     if op is None or op.name != "arith.constant" or not is_tile(value):
         return None
@@ -120,18 +120,18 @@ def splat_of(value: ir.Value) -> Any:
 
 
 def splat_tile(type_: ir.Type, value: ir.Value) -> ir.Value:
-    """A tile, or a vector along its rows or columns, that repeats a number."""
+    """A tile or vector filled with a scalar."""
     return ir.Operation.create("tensor.splat", [type_], [value]).result
 
 
 def filled(type_: ir.Type, number: float) -> ir.Value:
-    """A constant of floats, a tile or a vector, that repeats a number."""
+    """A constant float tile or vector filled with a number."""
     repeated = ir.FloatAttr.get(ir.ShapedType(type_).element_type, number)
     return arith.constant(type_, ir.DenseElementsAttr.get_splat(type_, repeated))
 
 
 def constant_int(value: ir.Value) -> int | None:
-    """The number that an integer scalar, or every element of a tile, is known to be."""
+    """The constant value of an integer scalar, or of all elements of a tile; None if it is not constant."""
     op = defining_op(value)
     if op is None:
         return None
@@ -158,14 +158,15 @@ def users(value: ir.Value) -> list[ir.Operation]:
 
 
 def is_second_operand(value: ir.Value) -> bool:
-    """Whether a product reads a tile as B: every warp then reads all of its rows."""
+    """Whether a product reads a tile as B, of which every warp reads all rows."""
     return any(use.owner.operation.name in ("kv.dot", "kv.dot_start") and use.operand_number == 1 for use in value.uses)
 
 
 class AtPoint:
-    """Elements of tiles as scalars, at the insertion point: ``at(value, row)`` of a vector, ``at(value, row, column)``.
+    """Evaluates one element of a tile as a scalar, at the insertion point.
 
-    Only tiles that are computed from positions and scalars can be asked, such as indices and masks.
+    ``at(value, row)`` for a vector, ``at(value, row, column)`` for a tile. The tile must be computed from tile indices
+    and scalars, as row indices and masks are.
     """
 
     def __init__(self) -> None:
@@ -203,7 +204,7 @@ class AtPoint:
 
 
 def cloned(op: ir.Operation, values: dict[ir.Value, ir.Value]) -> ir.Operation:
-    """A copy of an op with operands (inside regions too) replaced; ``values`` gets its results."""
+    """Clone an op with its operands mapped by ``values``, also inside regions; ``values`` then maps its results."""
     copy = op.clone()
     _rewire(copy, values)
     for old, new in zip(op.results, copy.results, strict=True):
@@ -212,7 +213,7 @@ def cloned(op: ir.Operation, values: dict[ir.Value, ir.Value]) -> ir.Operation:
 
 
 def emit(ops: list[ir.Operation], values: dict[ir.Value, ir.Value]) -> None:
-    """Copies of ops at the insertion point, each at its own location; ``values`` gets their results."""
+    """Clone ops at the insertion point, each at its own location; ``values`` then maps their results."""
     for op in ops:
         with op.location:
             cloned(op, values)
@@ -229,9 +230,9 @@ def _rewire(op: ir.Operation, values: dict[ir.Value, ir.Value]) -> None:
 
 
 def drop(*values: ir.Value) -> None:
-    """Erase what computes elements that nothing asks for; without the native part, upstream does not erase kv ops.
+    """Erase ops that compute unused values; without the native part, MLIR's passes do not erase kv ops.
 
-    Values of one pass go to one call: what computes one may be an operand of another, and be erased with it.
+    Pass all values in one call: the op of one may be an operand of another, and be erased with it.
     """
     left, erased = list(values), set[ir.Value]()
     while left:
@@ -248,9 +249,9 @@ def drop(*values: ir.Value) -> None:
 
 
 def backward(roots: list[ir.Operation], within: Callable[[ir.Operation], bool]) -> Set[ir.Operation]:
-    """The ops that some ops need, themselves too, as far as ``within`` holds; regions count with their op.
+    """The backward slice of ``roots``, including them, through ops for which ``within`` holds; regions included.
 
-    They are in an order that the program gives, and not addresses in memory: passes make ops in it.
+    The order is deterministic: passes emit ops in it.
     """
     found: dict[ir.Operation, None] = {}
     stack = list(roots)
@@ -268,7 +269,7 @@ def backward(roots: list[ir.Operation], within: Callable[[ir.Operation], bool]) 
 
 
 def score_of(gather: ir.Operation) -> ir.Operation:
-    """The last op of a chain that only computes, from a gather on."""
+    """The last op of the chain of elementwise ops and gathers that starts at a gather."""
     op = gather
     while True:
         following = users(op.results[0])

@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Loops of two products that can be rotated: for pipeline-kv-loops, which does it.
+"""Analysis of loops of two products that pipeline-kv-loops can rotate.
 
-The second product needs the first, and adds to a tile that the loop carries (Q K^T, softmax, P V). What is said here is
-which ops of the body go with it.
+The second product needs the first, and adds to an accumulator that the loop carries (Q K^T, softmax, P V). The analysis
+says which ops of the body move with the second product.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from kvarn.lowering.rewrite import defining_op, walk
 from .copy_groups import AWAITED
 from .ir import ROW_SUMS, backward, element, rank, users
 
-NARROWS = ("arith.truncf", "kv.cast")  # weights to the element type of products
-WAITS = ("kv.consumer_wait", "kv.tile_clear", "kv.tile_columns")  # for a tile, and what is made of it in place
+NARROWS = ("arith.truncf", "kv.cast")  # from f32 weights to the element type of products
+WAITS = ("kv.consumer_wait", "kv.tile_clear", "kv.tile_columns")  # waits for a tile, and ops that work on it in place
 _WRITES = ("memref.store", "kv.tile_scatter", "kv.tile_store_rows", "kv.store_tile")
 
 
 @dataclass
 class Rotation:
-    """A loop of two products, and which they are."""
+    """A loop that can be rotated, and its two products."""
 
     loop: ir.Operation
     first: ir.Operation
     second: ir.Operation
-    sums: tuple[ir.Operation, ...] = ()  # the product that sums up rows of the second's weights, up to what is carried
+    sums: tuple[ir.Operation, ...] = ()  # the product with ones that sums the weights, and ops from there to the yield
 
     @property
     def collected(self) -> list[ir.Value]:
-        """The carried values that need the second product, or the sums of its weights."""
+        """The yielded values that depend on the second product or on the sums of its weights."""
         return [self.second.result, *(op.result for op in self.sums[-1:])]
 
     @property
@@ -41,7 +41,7 @@ class Rotation:
 
     @property
     def ops(self) -> list[ir.Operation]:
-        """The body's ops, the yield left out."""
+        """The ops of the body without the yield."""
         found = [op.operation for op in self.block.operations]
         return found[:-1]
 
@@ -52,7 +52,7 @@ class Rotation:
 
 
 def rotation_of(loop: ir.Operation) -> Rotation | None:
-    """How a loop can be rotated; None when it has another form."""
+    """The rotation of a loop; None if it has another form."""
     block = loop.regions[0].blocks[0]
     dots = [op.operation for op in block.operations if op.operation.name == "kv.dot"]
     sums = [op for op in dots if ROW_SUMS in op.attributes]
@@ -60,24 +60,25 @@ def rotation_of(loop: ir.Operation) -> Rotation | None:
     if len(dots) != 2 or dots[1].opview.c is None:
         return None
     while sums and (following := users(sums[-1].result)[0]).name != "scf.yield":
-        sums.append(following)  # the product, a column of it, and the sums that are carried
+        sums.append(following)  # the product, its column, the addition to the carried sums
     made = Rotation(loop, *dots, tuple(sums))
     inside = set(made.ops)
     needs = backward([dots[1]], inside.__contains__)
     result = dots[1].result
-    # The accumulator is carried, and nothing else of the body reads it.
+    # The accumulator must be yielded, and have no other use in the body.
     if dots[0] not in needs or result not in made.yielded or len(users(result)) != 1:
         return None
     weights = defining_op(dots[1].opview.a)
-    if weights is not None and weights.name == "kv.tile_share":  # read in shared memory, where the next ones go
+    if weights is not None and weights.name == "kv.tile_share":  # in shared memory, which the next weights overwrite
         return None
     return made if _separates_stages(made) else None
 
 
 def _separates_stages(r: Rotation) -> bool:
-    """Let the second product wait for columns of the first one's tile by itself, with nothing left to wait for.
+    """If V is a column range of the key tile, give the second product a reference to the stage of its own.
 
-    False where the buffer has one stage: the next tile comes beside the second product.
+    The clone of the wait is marked as already awaited. False if the buffer has one stage: the next tile would overwrite
+    V while the second product runs.
     """
     columns = defining_op(r.second.opview.b)
     if columns is None or columns.name != "kv.tile_columns":
@@ -100,7 +101,7 @@ def _separates_stages(r: Rotation) -> bool:
 
 
 def of_tile(r: Rotation, tile: ir.Value) -> list[ir.Operation]:
-    """The ops that go with a product's second operand: the wait for its tile, what clears it, its release."""
+    """The ops that belong to operand B of a product: the wait for its tile, its clearing, its release."""
     found, made = [], defining_op(tile)
     while made is not None and made.name in WAITS:
         found.append(made)
@@ -112,28 +113,28 @@ def of_tile(r: Rotation, tile: ir.Value) -> list[ir.Operation]:
 
 
 def lagging(r: Rotation) -> list[ir.Operation]:
-    """The second product, sums of its weights, and the ops that go with it."""
+    """The ops that lag by one iteration: the second product, sums of its weights, waits for and releases of B."""
     found = [r.second, *r.sums, *of_tile(r, r.second.opview.b)]
     return [op for op in r.ops if op in found]
 
 
 def only_stage(r: Rotation) -> list[ir.Operation]:
-    """What releases the first product's tile of a buffer with one stage: the next comes beside the other product."""
+    """The releases of the first product's B if its buffer has one stage, to be refilled during the second product."""
     frees = [op for op in of_tile(r, r.first.opview.b) if op.name == "kv.consumer_release"]
     return [op for op in frees if ir.IntegerAttr(defining_op(op.operands[0]).attributes["stages"]).value == 1]
 
 
 def _frees(op: ir.Operation, buffer: ir.Value) -> bool:
-    """Whether an op releases a buffer's stage, or fills it again."""
+    """Whether an op releases a stage of a buffer, or starts the next copy to it."""
     if op.name == "kv.consumer_release":
         return op.operands[0] == buffer
     return any(x.name == "kv.copy_start" and x.operands[0] == buffer for x in walk(op)[1:])
 
 
 def late(r: Rotation, lag: set[ir.Operation]) -> set[ir.Operation]:
-    """What must wait for the second product: what reads its accumulator, and its first operand's last conversion.
+    """The ops that must wait for the second product: users of its accumulator, and the conversion of its operand A.
 
-    The registers of the first operand are read while the product is under way.
+    The product reads the registers of A while it runs, so that they may not be overwritten.
     """
     carried = [r.block.arguments[1 + r.yielded.index(v)] for v in r.collected]
     found: set[ir.Operation] = set()
@@ -147,9 +148,7 @@ def late(r: Rotation, lag: set[ir.Operation]) -> set[ir.Operation]:
 
 
 def loads_of(r: Rotation) -> list[ir.Operation]:
-    """The numbers of the block that an iteration reads of memory that the loop does not write, at places that the
-    number of the iteration tells.
-    """
+    """Scalar loads of the body whose address depends on the loop index only, if the loop writes no memory."""
     inside = set(r.ops)
     reads = [op for op in r.ops if op.name == "memref.load"]
     if any(op.name in _WRITES for op in walk(r.loop)):
@@ -162,7 +161,7 @@ def _computes(op: ir.Operation) -> bool:
 
 
 def sums_of(r: Rotation, results: set[ir.Value]) -> list[ir.Value]:
-    """The carried vectors among ``results`` that need the second product's weights."""
+    """The yielded f32 vectors among ``results`` that depend on the weights of the second product."""
     weights = defining_op(r.second.opview.a)
     if weights is not None and weights.name in NARROWS:
         weights = defining_op(weights.operands[0])

@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Tiles in shared memory: circular buffers and their copies, rows of buffers, staging. For distribute-kv-tiles.
+"""Tiles in shared memory, for distribute-kv-tiles: circular buffers, their copies, query and output rows, staging.
 
-Written with the functions of the kernel language, which make ops in a pass as in a kernel.
+The code uses the functions of the kernel language, which emit ops in a pass as they do in a kernel.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ from .threads import Threads, buffer_of, elements, from_elements, register_layou
 from .transposition import Transposition
 
 SWIZZLE_ROWS = 8  # the period of a swizzle
-BLOCK_COLUMNS = 8  # of an accumulator, which four lanes hold of a row
-STAGINGS = ("staged", "transposed")  # how buffers are filled that have staging memory
-SIGNS = {1: 0x80808080, 2: 0x80008000, 4: 0x80000000}  # the bits of a word that are signs, by the size of an element
+BLOCK_COLUMNS = 8  # columns of an accumulator row that four lanes hold
+STAGINGS = ("staged", "transposed")  # kinds of copies that go through staging memory
+SIGNS = {1: 0x80808080, 2: 0x80008000, 4: 0x80000000}  # sign bits of a word, by element size in bytes
 
 
 @dataclass
 class Stages:
-    """A circular buffer: tiles, and the barriers ``full`` and ``empty`` of each; ``copying`` threads fill it."""
+    """A circular buffer of tiles with the mbarriers ``full`` and ``empty`` per stage; ``copying`` threads fill it."""
 
     name: str
     layout: SharedLayout
@@ -57,17 +57,17 @@ class Stages:
     tiles: Pointer
     full: Pointer
     empty: Pointer
-    of_rows: bool = False  # of a buffer, which are released after rows have been stored through them
-    staging: Staging | StagedBoxes | Transposition | None = None  # of a buffer that is filled by one of STAGINGS
-    finished: bool = False  # whether kv.copy_finish says when copies end
-    told: bool = False  # whether copies by cp.async tell of their end themselves
-    unfenced: bool = False  # whether products' view of what was written is left to those who wait for it
-    grouped: bool = False  # whether threads wait for groups of copies and for one another, instead of for barriers
-    parts: int = 1  # of a tile's columns that have a barrier ``full`` each
+    of_rows: bool = False  # holds query rows, and output rows before a release
+    staging: Staging | StagedBoxes | Transposition | None = None  # for a copy in STAGINGS
+    finished: bool = False  # whether kv.copy_finish waits for the copies
+    told: bool = False  # whether cp.async copies arrive at ``full`` by themselves
+    unfenced: bool = False  # whether the proxy fence is the consumers', after their wait
+    grouped: bool = False  # wait for cp.async groups and at a block barrier, not at mbarriers
+    parts: int = 1  # parts of the columns, with a barrier ``full`` each
 
     @staticmethod
     def allocate(op: Any, layout: SharedLayout, copying: int, grouped: bool, slots: int) -> Stages:
-        """The buffer of a ``kv.make_stages``, which ``copying`` threads fill, through ``slots`` if it is staged."""
+        """Allocate the buffer of a ``kv.make_stages``: ``copying`` threads fill it, with ``slots`` staging tiles."""
         count, copy = op.stages.value, op.copy.value
         dtype = by_mlir(str(ir.RankedTensorType(op.tile.value).element_type))
         tiles = Pointer(ops.alloc_shared(layout.bytes, layout.alignment), SHARED)
@@ -82,7 +82,7 @@ class Stages:
         starts = [user.opview for user in users_of if user.name == "kv.copy_start"]
         tells = any(start.pages is not None for start in starts) or any("tells" in user.attributes for user in users_of)
         made.told = not grouped and copy == "cp_async" and tells
-        # A proxy fence waits for all copies and look-ups that a thread has under way, of later tiles too.
+        # A producer's proxy fence would wait for all its outstanding copies and lookups, also of later tiles.
         made.unfenced = made.told or (not grouped and copy in STAGINGS)
         if copy in STAGINGS:
             kind = Staging if starts[0].descriptor is None and starts[0].pages is None else StagedBoxes
@@ -93,7 +93,7 @@ class Stages:
         return made
 
     def initialize(self, consumers: int) -> None:
-        """Set the barriers up: warps that copy fill a stage, or what tells of itself, and ``consumers`` release it."""
+        """Initialize barriers: ``full`` counts copying warps, TMA or cp.async arrivals, ``empty`` consumer warps."""
         for stage in range(0 if self.grouped else self.count):
             copies = 1 if self.copy == "tma" else self.copying if self.told else self.copying // WARP
             for part in range(self.parts):
@@ -104,7 +104,7 @@ class Stages:
             self.staging.initialize()
 
     def stage(self, n: Value) -> tuple[Value | int, Value]:
-        """(stage, parity of its phase) of use ``n``."""
+        """(stage, phase parity) of use ``n``."""
         if self.count == 1:
             return 0, n & 1
         if self.count & (self.count - 1) == 0:
@@ -116,19 +116,19 @@ class Stages:
         return self.tiles + self.layout.stage_offset(stage)
 
     def acquire(self, n: Value, sleep: int = 0) -> None:
-        if self.grouped:  # everybody has read what the stage had
+        if self.grouped:  # after the barrier all threads have read the stage
             sync_all()
             return
         stage, parity = self.stage(n)
         ptx.mbarrier_wait(self.empty + stage * BARRIER_BYTES, parity ^ 1, sleep, f"empty_{self.name}")
 
     def full_of(self, stage: Any, part: int = 0) -> Pointer:
-        """The barrier that tells of a stage, or of a part of its columns."""
+        """The barrier ``full`` of a stage, or of a part of its columns."""
         first = self.full + stage * (self.parts * BARRIER_BYTES)
         return first + part * BARRIER_BYTES if part else first
 
     def wait_for(self, n: Value, parts: Sequence[int]) -> None:
-        """Wait for some parts of use n, whose copies are TMA's."""
+        """Wait for some parts of use ``n``, copied by TMA."""
         stage, parity = self.stage(n)
         for part in parts:
             ptx.mbarrier_wait(self.full_of(stage, part), parity, name=f"full_{self.name}")
@@ -140,12 +140,12 @@ class Stages:
             wait_for_groups(0)
             return self.tile(stage)
         ptx.mbarrier_wait(self.full + stage * BARRIER_BYTES, parity, name=f"full_{self.name}")
-        if self.unfenced:  # the writes are of the generic proxy
+        if self.unfenced:  # the writes were by the generic proxy, the products read by the async proxy
             ptx.fence_proxy_async()
         return self.tile(stage)
 
     def filled(self, stage: Any, thread: Value) -> None:
-        """A warp arrives: its threads have written to a stage, and products see it."""
+        """Arrive at ``full``: this warp has written its part of a stage."""
         if not self.unfenced:
             ptx.fence_proxy_async()
         ptx.syncwarp()
@@ -158,7 +158,7 @@ class Stages:
 
 
 def handle_of(value: ir.Value) -> Any:
-    """A cache or operand as the kernel language has it."""
+    """The kernel language's handle of a cache or operand."""
     spec = types.spec_of(value.type)
     return (Cache if types.type_name(value.type) == "cache" else Operand)(value, spec)
 
@@ -167,7 +167,7 @@ def handle_of(value: ir.Value) -> Any:
 
 
 def pages_of(op: Any, lane: Value) -> Value:
-    """``kv.tile_pages``: lane i's page."""
+    """``kv.tile_pages``: lane i has the page of the tile's i-th box."""
     cache, count = handle_of(op.cache), scalar(op.count)
     token = scalar(op.first) + lane * op.step.value
     page = cache.page(scalar(op.batch), kv_math.max(kv_math.min(token, count - 1), 0))
@@ -176,16 +176,16 @@ def pages_of(op: Any, lane: Value) -> Value:
 
 
 def run_of(rows: int, threads: int) -> int:
-    """Rows of a tile that each of the warps copies, at most."""
+    """The rows of a tile that each copying warp copies."""
     return cdiv(rows, threads // WARP)
 
 
 def convert_tile(op: Any, stages: Stages, thread: Value, threads: int) -> None:
-    """Threads load a tile, convert it and store it to its stage."""
+    """Load a tile to registers, convert it and store it to its stage."""
     stage, _ = stages.stage(scalar(op.n))
     cache = handle_of(op.cache)
     convert_rows(op, cache, stages.layout, stages.tile(stage), stages.dtype, thread, threads, entry_of)
-    if number_of(op, TILE_COLUMN, 0):  # of the other columns copies are under way
+    if number_of(op, TILE_COLUMN, 0):  # cp.async copies of the other columns are in flight
         ptx.cp_async_commit()
         ptx.cp_async_wait(0)
     if not stages.grouped:
@@ -193,7 +193,7 @@ def convert_tile(op: Any, stages: Stages, thread: Value, threads: int) -> None:
 
 
 def row_pages_of(op: Any, thread: Value, threads: int) -> Value:
-    """``kv.tile_row_pages``: the page of this lane's row of its warp's run, or its entry in a list."""
+    """``kv.tile_row_pages``: the page of the row that this lane looks up for its warp, or the row's list entry."""
     run = run_of(op.rows.value, threads)
     row = warp_of(thread) * run + kv_math.min(thread & (WARP - 1), run - 1)
     if op.lists is not None:
@@ -203,7 +203,7 @@ def row_pages_of(op: Any, thread: Value, threads: int) -> Value:
 
 
 def entry_of(op: Any, token: Value) -> Value:
-    """The entry of a token in the lists of a copy; -1 where there is none."""
+    """The list entry of a row (a sparse index); -1 past the end of the list."""
     last = kv_math.max(scalar(op.count) - 1, 0)
     entry = functional.if_(
         (token >= 0) & (token < scalar(op.count)),
@@ -214,13 +214,13 @@ def entry_of(op: Any, token: Value) -> Value:
 
 
 def copy_tile_boxes(op: Any, stages: Stages, lane: Value) -> None:
-    """One warp copies a tile by TMA to its stage."""
+    """Copy a tile to its stage by TMA, issued by one warp."""
     stage, _ = stages.stage(scalar(op.n))
     copy_boxes(op, stages.layout, stages.tile(stage), stages.full_of(stage), lane, parts=stages.parts)
 
 
 def start_rows(op: Any, stages: Stages, thread: Value, threads: int) -> None:
-    """Threads start copying a tile's rows by cp.async: to its stage, or to the memory from which they convert it."""
+    """Start the cp.async copies of a tile: to its stage, or to staging memory."""
     n, layout = scalar(op.n), stages.layout
     stage, _ = stages.stage(n)
     spec, staging = types.spec_of(op.cache.type), stages.staging
@@ -252,7 +252,7 @@ def start_rows(op: Any, stages: Stages, thread: Value, threads: int) -> None:
 
 
 def finish_rows(stages: Stages, n: Value, thread: Value, pending: int) -> None:
-    """Threads wait for their copies of use n, convert them where they are staged, and arrive at its barrier."""
+    """Wait for this thread's copies of use ``n``, convert staged ones, and arrive at ``full``."""
     stage, _ = stages.stage(n)
     if stages.staging is not None:
         stages.staging.finish(n, thread, pending, stages.tile(stage), stages.dtype)
@@ -263,15 +263,15 @@ def finish_rows(stages: Stages, n: Value, thread: Value, pending: int) -> None:
 
 
 def copy_runs(op: Any, layout: SharedLayout, place: Pointer, thread: Value, threads: int, producer: bool) -> None:
-    """Each warp copies a run of rows whose pages its lanes hold: neighbouring lanes have neighbouring 16 bytes.
+    """Each warp copies a run of rows by cp.async; neighbouring lanes copy neighbouring chunks of 16 bytes.
 
-    A lane makes the address of its own row, and those who copy the row ask for it. Rows past the last token are copies
-    of it; of lists, what they name no row for is zeros.
+    Lane i computes the address of row i of the run from the page that it holds, and the lanes that copy the row get it
+    by a shuffle. Rows past the last token repeat it; rows with a list entry of -1 are zeros.
     """
     width = CHUNK // layout.itemsize
-    run, behind = run_of(layout.rows, threads), number_of(op, TILE_COLUMN, 0) // width  # chunks of other copies
+    run, behind = run_of(layout.rows, threads), number_of(op, TILE_COLUMN, 0) // width  # chunks before
     chunks = layout.columns // width - behind
-    thread = thread if producer else ptx.unknown(thread)  # offsets of all chunks would be held through the loop
+    thread = thread if producer else ptx.unknown(thread)  # else LLVM hoists the offsets of all chunks
     lane, base = Value((thread & (WARP - 1)).ir, i32, nonneg=True), warp_of(thread) * run
     last, first_column = kv_math.max(scalar(op.count) - 1, 0), op.first_column.value
     token = kv_math.min(scalar(op.first) + base + kv_math.min(lane, run - 1), last)
@@ -283,7 +283,7 @@ def copy_runs(op: Any, layout: SharedLayout, place: Pointer, thread: Value, thre
     stored = cache.spec.head_size - first_column  # columns past the head are zeros
     whole = run % SWIZZLE_ROWS == 0 and run * (threads // WARP) == layout.rows
     with functional.loop(0, ptx.unknown(run), SWIZZLE_ROWS) as begin:
-        ptx.stay_rolled()  # the addresses of all copies, made first, would not fit the registers of a producer
+        ptx.stay_rolled()  # unrolled, the addresses of all copies would exceed a producer's registers
         for part in range(0, SWIZZLE_ROWS * chunks, WARP):
             index = lane + part
             row, chunk = Value(begin.ir, i32, nonneg=True) + index // chunks, index % chunks
@@ -300,8 +300,9 @@ def copy_runs(op: Any, layout: SharedLayout, place: Pointer, thread: Value, thre
 def clear_rows(
     tile: Pointer, layout: SharedLayout, kept: tuple[Value, Value], threads: Threads, arrive: Callable[[], None]
 ) -> None:
-    """The consumers write zeros to a tile's rows outside of ``kept``, and see them all written; ``arrive`` waits for
-    what of the tile has yet to come.
+    """Let the consumers zero the rows of a tile outside of the range ``kept``, with a barrier if there are any.
+
+    ``arrive`` first waits for parts of the tile that have not landed.
     """
     begin, end = kept
     everyone = threads.consumers * WARPGROUP
@@ -321,7 +322,7 @@ def clear_rows(
 
 
 def load_rows(op: Any, place: Pointer, layout: SharedLayout, threads: Threads) -> None:
-    """Those that share rows load theirs of a tile to shared memory."""
+    """Load query rows to shared memory: the threads that share rows load theirs."""
     width = CHUNK // layout.itemsize
     chunks = layout.columns // width
     buffer = buffer_of(op.buffer)
@@ -341,9 +342,10 @@ def load_rows(op: Any, place: Pointer, layout: SharedLayout, threads: Threads) -
 
 
 def copy_buffer_rows(op: Any, stages: Stages, thread: Value, threads: int) -> None:
-    """Threads copy rows of a buffer by cp.async, see them there, and arrive at their barrier.
+    """Copy query rows by cp.async, and arrive at ``full``.
 
-    Or it is told when the copies have come; of the first columns of a tile, by the copy of the others.
+    The arrival is a cp.async arrival (``told``) or follows a wait for the copies. If the rows are only the first
+    columns of a stage, the copy of the other columns arrives for both.
     """
     layout = stages.layout
     columns = number_of(op, "columns", layout.columns)
@@ -362,8 +364,8 @@ def copy_buffer_rows(op: Any, stages: Stages, thread: Value, threads: int) -> No
             address = source.address(*indices, chunk * width)
             ptx.cp_async(target(first), address, CHUNK, there)
 
-    step = threads // lanes  # rows of all threads
-    if stages.told and threads % lanes == 0 and step % SWIZZLE_ROWS == 0:  # addresses grow evenly
+    step = threads // lanes  # rows per iteration of all threads
+    if stages.told and threads % lanes == 0 and step % SWIZZLE_ROWS == 0:  # constant strides
         row0, lane = (Value(x.ir, i32, nonneg=True) for x in (thread // lanes, thread % lanes))
         places = {first: place + layout.chunk_offset(row0, first + lane) for first in chunks}
         with functional.loop(0, ptx.unknown(layout.rows), step) as begin:
@@ -373,7 +375,7 @@ def copy_buffer_rows(op: Any, stages: Stages, thread: Value, threads: int) -> No
                 copy(row, lane, lambda first: places[first] + begin * layout.pitch)
     else:
         with functional.loop(thread, layout.rows * lanes, threads) as i:
-            ptx.syncwarp()  # which keeps LLVM from unrolling: a producer of few registers would spill
+            ptx.syncwarp()  # keeps LLVM from unrolling, which would spill a producer's registers
             i = Value(i.ir, i32, nonneg=True)
             row, lane = i // lanes, i % lanes
             copy(row, lane, lambda first: place + layout.chunk_offset(row, first + lane))
@@ -388,7 +390,7 @@ def copy_buffer_rows(op: Any, stages: Stages, thread: Value, threads: int) -> No
 
 
 def negate_rows(place: Pointer, layout: SharedLayout, threads: Threads) -> None:
-    """Those that share rows change the sign of theirs of a tile in place."""
+    """Negate rows of a tile in shared memory, in place."""
     chunks = layout.row_bytes // CHUNK
     thread, count, first, rows = threads.own_rows(layout.rows)
     with functional.loop(thread, rows * chunks, count) as i:
@@ -399,7 +401,7 @@ def negate_rows(place: Pointer, layout: SharedLayout, threads: Threads) -> None:
 
 
 def store_rows(op: Any, place: Pointer, layout: SharedLayout, threads: Threads) -> None:
-    """Each warp writes its own 16 rows of a staged tile to a buffer, or all those who share its rows write them."""
+    """Write rows of a staged tile to a buffer: each warp its own 16 rows, or all threads that share the rows."""
     width = CHUNK // layout.itemsize
     lanes, chunks = chunks_of_lanes(layout)
     buffer, start = buffer_of(op.buffer), stored_from(op)
@@ -423,9 +425,9 @@ def store_rows(op: Any, place: Pointer, layout: SharedLayout, threads: Threads) 
 
 
 def chunks_of_lanes(layout: SharedLayout) -> tuple[int, range]:
-    """(neighbouring lanes that share a row, the first of them's chunks): each has one of every panel.
+    """(lanes per row, chunks of the first lane): each lane has one chunk of every swizzle atom of the row.
 
-    So an address is computed once a row, and what lanes access at a time is a panel's whole line.
+    So a lane computes one address per row, and the lanes of a row access a whole line of an atom at a time.
     """
     chunks = layout.row_bytes // CHUNK
     lanes = min(layout.pitch // CHUNK, chunks)
@@ -433,7 +435,7 @@ def chunks_of_lanes(layout: SharedLayout) -> tuple[int, range]:
 
 
 def rows_held(op: Any, layout: RegisterLayout, threads: Threads) -> tuple[list[ir.Value], list[ir.Value]]:
-    """Of the rows that a thread holds of a tile: the masks and, one row after the other, the indices in a buffer."""
+    """(masks, indices in the buffer) of the rows of a tile that a thread holds, row by row."""
     own = layout.thread_offset(threads.lane, threads.warp)[0]
     masks, indices = [], []
     for row in layout.rows_a_thread:
@@ -444,8 +446,10 @@ def rows_held(op: Any, layout: RegisterLayout, threads: Threads) -> tuple[list[i
 
 
 def store_registers(op: Any, layout: RegisterLayout, threads: Threads) -> None:
-    """Every thread writes what it holds of a tile to rows of a buffer: two neighbours of f32, or four of 16 bits; of a
-    transposed tile single f32, of which eight lanes have neighbours.
+    """Write a tile from registers to rows of a buffer.
+
+    A thread writes two neighbouring f32, or four 16-bit elements. For a transposed tile it writes single f32; eight
+    lanes then have neighbouring elements.
     """
     buffer, values = buffer_of(op.buffer), elements(op.source)
     column, first = layout.thread_offset(threads.lane, threads.warp)[1], stored_from(op)
@@ -453,8 +457,8 @@ def store_registers(op: Any, layout: RegisterLayout, threads: Threads) -> None:
     places = {layout.register_offset(r): r for r in range(layout.registers)}
     threads = threads.beside(layout)
     wide, step = buffer.dtype.bits == 32, 2 * BLOCK_COLUMNS * threads.across
-    run = 2 if (0, 1) in layout.register_bases else 1  # neighbours of a row
-    beside = min((basis[1] for basis in layout.warp_bases if basis[1]), default=0)  # columns of stacks beside others
+    run = 2 if (0, 1) in layout.register_bases else 1  # neighbouring elements of a row that a thread has
+    beside = min((basis[1] for basis in layout.warp_bases if basis[1]), default=0)  # columns per stack
     for i, (row, mask) in enumerate(zip(layout.rows_a_thread, op.masks, strict=True)):
         indices = [scalar(x) for x in list(op.indices)[i * rank : (i + 1) * rank]]
         if wide:
@@ -476,12 +480,12 @@ def _fours(
     values: Sequence[ir.Value], places: dict[tuple[int, int], int], row: int, firsts: Sequence[int], threads: Threads,
     beside: int,
 ) -> list[tuple[Value, list[ir.Value]]]:  # fmt: skip
-    """(column, elements) of four neighbours of 16 bits of a row, of every 16 columns.
+    """(column, elements) of the groups of four 16-bit neighbours that a thread writes of a row, one per 16 columns.
 
-    ``beside``: how many columns a stack of warps has before the next one's.
+    ``beside``: the columns from one stack of warps to the next.
 
-    Four lanes have two elements each of 8 columns. Neighbouring lanes exchange those of one 8 for those of the next, so
-    that four lanes write 32 bytes of a row, what memory takes at a time.
+    In an accumulator four lanes have two elements each of 8 columns. Neighbouring lanes exchange halves of two such
+    blocks, so that four lanes write 32 bytes of a row, a full memory sector.
     """
     lane = threads.lane
     odd, found = (lane & 1) == 1, []
@@ -499,7 +503,7 @@ def _fours(
 
 
 def _stored(op: Any, layout: SharedLayout, chunk: Value, end: int = 0) -> Value | bool:
-    """Whether a chunk of a row, one before ``end``, is one that the buffer has."""
+    """Whether the buffer has a chunk of a row; ``end`` is an upper bound of the chunk's number."""
     stored = stored_columns(op, layout.columns) * layout.itemsize // CHUNK
     return True if stored >= (end or layout.row_bytes // CHUNK) else chunk < stored
 
@@ -509,7 +513,7 @@ def _condition(at: AtPoint, mask: ir.Value, row: Value) -> Value:
 
 
 def stage_tile(value: ir.Value, tile: ir.Type, place: Pointer, layout: SharedLayout, threads: Threads) -> None:
-    """A warp's part of an accumulator, as 16-bit elements, to shared memory."""
+    """Store an accumulator, converted to 16 bits, to shared memory; each warp its part."""
     if is_transposed(tile):
         stage_transposed(words(value), place, layout, threads)
     else:
@@ -517,16 +521,16 @@ def stage_tile(value: ir.Value, tile: ir.Type, place: Pointer, layout: SharedLay
 
 
 def stage_transposed(fragments: list[ir.Value], place: Pointer, layout: SharedLayout, threads: Threads) -> None:
-    """A warp's 16 columns of a transposed accumulator, time after time, to shared memory: all rows, 8 at a time.
+    """Store a transposed accumulator to shared memory: each warp all rows of 16 columns, repeated.
 
-    A word has a column of two rows; an 8x8 block of words is transposed on its way.
+    A register holds two rows of one column; stmatrix.trans or movmatrix transposes blocks of 8x8.
     """
     blocks, lane, warps = layout.rows // 8, threads.lane, threads.warps
     for r in range(layout.columns // (16 * warps)):
         chunk = 2 * (threads.warp + r * warps)
         for block in range(0, blocks, 2):
             some = [scalar(w) for w in fragments[2 * (r * blocks + block) :][: 2 * min(2, blocks - block)]]
-            if threads.proxy:  # where there is wgmma there is stmatrix
+            if threads.proxy:  # a target with wgmma has stmatrix
                 row = (lane & 7) + (8 * (block + (lane >> 4)) if len(some) == 4 else 8 * block)
                 ptx.stmatrix(place + layout.chunk_offset(row, chunk + ((lane >> 3) & 1)), some, trans=True)
                 continue
@@ -536,14 +540,14 @@ def stage_transposed(fragments: list[ir.Value], place: Pointer, layout: SharedLa
 
 
 def stage_registers(value: ir.Value, place: Pointer, layout: SharedLayout, threads: Threads, first: int = 0) -> None:
-    """A warp's 16 rows of an accumulator, as 16-bit elements, to shared memory: columns from a first on."""
+    """Store 16 rows of a 16-bit accumulator per warp to shared memory, from column ``first`` of the registers on."""
     fragments = words(value)[first // 4 :]
-    if not threads.proxy:  # where there is no wgmma there may be no stmatrix
+    if not threads.proxy:  # a target without wgmma may lack stmatrix
         tile_mma.store(fragments, place, layout, threads)
         return
     row, columns = threads.row_warp * 16 + (threads.lane & 15), layout.columns // threads.across
     high = threads.lane >> 4
-    if threads.across > 1:  # of warpgroups, each with neighbouring columns
+    if threads.across > 1:  # warpgroups divide the columns into contiguous ranges
         high = high + threads.column_warp * (columns // 8)
     for k in range(columns // 16):
         chunk = high + 2 * k
@@ -551,20 +555,20 @@ def stage_registers(value: ir.Value, place: Pointer, layout: SharedLayout, threa
 
 
 def columns_of(layout: SharedLayout, columns: int) -> SharedLayout:
-    """The layout of some columns of a tile as a tile of their own."""
+    """The layout of a tile with another number of columns."""
     return replace(layout, columns=columns)
 
 
 def stage_columns(op: Any, place: Pointer, layout: SharedLayout, threads: Threads) -> ir.Value:
-    """``kv.tile_stage``: a warp's rows go where it alone reads them."""
-    ptx.syncwarp()  # it has read what was there
+    """``kv.tile_stage``: store some columns of each warp's rows to shared memory that only this warp reads."""
+    ptx.syncwarp()  # all lanes have read the previous columns
     stage_registers(op.source, place, layout, threads, op.first_column.value)
     ptx.syncwarp()
     return place.ir
 
 
 def load_registers(op: Any, layout: RegisterLayout, threads: Threads) -> ir.Value:
-    """A tile of a cache that no product reads: every thread loads its own elements, converted; other tokens are 0."""
+    """Load a cache tile that no product reads: each thread its own elements, converted; 0 outside [begin, count)."""
     cache, dtype = handle_of(op.cache), by_mlir(str(ir.RankedTensorType(op.tile.type).element_type))
     batch, head, first, begin, count = (scalar(x) for x in (op.batch, op.head, op.first, op.begin, op.count))
     own_row, own_column = layout.thread_offset(threads.lane, threads.warp)
@@ -586,7 +590,7 @@ def load_registers(op: Any, layout: RegisterLayout, threads: Threads) -> ir.Valu
 
 
 def gathered(of: ir.Value, mask: ir.Value, places: Sequence[ir.Value]) -> ir.Value:
-    """Elements of a buffer, one a register."""
+    """Gather elements of a buffer, one per register."""
     buffer = buffer_of(of)
     indices = [elements(x) for x in places]
     masks = elements(mask)
@@ -600,7 +604,7 @@ def gathered(of: ir.Value, mask: ir.Value, places: Sequence[ir.Value]) -> ir.Val
 
 
 def scatter(op: Any, value: ir.Value, owns: Value, registers: Sequence[int]) -> None:
-    """Write elements of a buffer, one a register, by the threads that own them: ``value`` are those of a thread."""
+    """Scatter the elements of a thread to a buffer, one per register, if ``owns``."""
     buffer = buffer_of(op.buffer)
     values, masks = elements(value), elements(op.mask)
     indices = [elements(x) for x in op.indices]

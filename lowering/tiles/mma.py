@@ -1,12 +1,12 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Products of tiles by mma.sync, where there is no wgmma: for distribute-kv-tiles.
+"""Products of tiles by mma.sync, for targets without wgmma and for f32; for distribute-kv-tiles.
 
-A warp has rows of 16 and multiplies for itself. B comes from shared memory by ldmatrix, fragment by fragment; A from
-registers, where an accumulator of 16-bit elements is what the instruction takes, or from shared memory likewise.
+Each warp multiplies its own 16 rows. Fragments of B are loaded from shared memory by ldmatrix. A is in registers (a
+16-bit accumulator has the register layout of operand A) or loaded by ldmatrix too.
 
-Elements of f32 are multiplied as two numbers of tf32 each, what it represents and the rest, in three products: all but
-what is below f32's own rounding, and what the instruction cuts off its sums. A step has 8 of K, in the order in which
-an accumulator's registers are A: a lane's two neighbours. Fragments come by ordinary loads.
+f32 is multiplied as 3xTF32: each element is split into two tf32 terms, high and low, and high*high, high*low and
+low*high are summed, which is accurate to f32 rounding but for what the instruction truncates in its sums. A k-step has
+8 columns, in the order in which the registers of an accumulator are operand A. Fragments come by ordinary loads.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from mlir import ir
 from mlir.dialects import arith, vector
 
 from kvarn.dialect.dtypes import by_mlir, f32, i32
-from kvarn.dialect.ops.tile import COLUMN_STEP as STEP  # of a product's K, and of its N by one ldmatrix
+from kvarn.dialect.ops.tile import COLUMN_STEP as STEP  # K per instruction, and N per ldmatrix
 from kvarn.dialect.register_layout import ROW
 from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.dialect.tile_layout import WARP_ROWS
@@ -29,27 +29,27 @@ from kvarn.dsl.values import Value, bitcast
 from .products import Product, words
 from .threads import Threads, elements, from_elements, scalar
 
-ROWS = WARP_ROWS  # of a warp's fragment of A
+ROWS = WARP_ROWS  # of a fragment of A
 COLUMNS = 8  # of a fragment of B
-STEP_F32 = 8  # of K by one instruction of tf32
-REPRESENTABLE = -0x2000  # the bits of an f32 that tf32 has
-TOGETHER_F32 = 4  # fragments of B whose products are added up beside one another
+STEP_F32 = 8  # K per tf32 instruction
+REPRESENTABLE = -0x2000  # mask of the f32 bits that tf32 keeps
+TOGETHER_F32 = 4  # fragments of B whose sums are computed in parallel
 
 
 def fragments(place: Pointer, layout: SharedLayout, threads: Threads) -> list[list[Value]]:
-    """A warp's rows of a tile in shared memory as A, four words a k-step."""
+    """A warp's fragments of operand A from shared memory, four words per k-step."""
     first = layout.steps(place, threads.warp * ROWS + (threads.lane & 15), threads.lane >> 4)
     return [ptx.ldmatrix(layout.step(first, k)) for k in range(layout.columns // STEP)]
 
 
 def loaded(place: Pointer, layout: SharedLayout, threads: Threads, element: ir.Type) -> ir.Value:
-    """A warp's rows of a tile in shared memory as what a thread holds of an accumulator."""
+    """A warp's rows of a tile from shared memory, as the elements of an accumulator."""
     found = from_elements([w.ir for step in fragments(place, layout, threads) for w in step])
     return vector.bitcast(ir.VectorType.get([2 * ir.VectorType(found.type).shape[0]], element), found)
 
 
 def multiply(product: Product, a: ir.Value, b: ir.Value, c: ir.Value | None, threads: Threads) -> ir.Value:
-    """The product: ``a`` a vector, or a pointer to a tile; ``b`` a pointer; what a thread holds of the accumulator."""
+    """Multiply: ``a`` is a vector or a pointer to a tile, ``b`` a pointer; returns the thread's accumulator."""
     tile, threads = Pointer(b, SHARED), replace(threads, across=product.across)
     if c is None:
         zero = arith.constant(ir.F32Type.get(), 0.0)
@@ -62,11 +62,11 @@ def multiply(product: Product, a: ir.Value, b: ir.Value, c: ir.Value | None, thr
 
 
 def _of_16_bits(product: Product, a: ir.Value, tile: Pointer, sums: list[Value], threads: Threads) -> None:
-    """Add a product to ``sums``, what a thread holds of the accumulator."""
+    """Add a product of 16-bit operands to ``sums``, the thread's accumulator."""
     dtype, lane, layout, across = by_mlir(product.element), threads.lane, product.b, threads.across
     stacks, blocks = product.accumulator.repetitions[ROW], product.n // (COLUMNS * across)  # of this warp
     left = _left(product, a, threads)
-    if product.transpose_b:  # rows of the tile are columns of the product: two of its fragments of 8, both halves of k
+    if product.transpose_b:  # one ldmatrix loads two fragments of 8 columns, with both halves of k
         row = (lane & 7) + (lane >> 4) * 8
         first = layout.steps(tile, row if across == 1 else row + threads.column_warp * STEP, (lane >> 3) & 1)
     else:
@@ -87,7 +87,7 @@ def _of_16_bits(product: Product, a: ir.Value, tile: Pointer, sums: list[Value],
 
 
 def _left(product: Product, a: ir.Value, threads: Threads) -> Callable[[int, int], list[Value]]:
-    """A's fragment of a k-step, and of one of the times that the warps have other rows of the tile."""
+    """A function of (k-step, repetition of the warps along rows) that gives the fragment of A."""
     lane, layout = threads.lane, product.a
     if layout is None:
         flat = [scalar(w) for w in words(a)]
@@ -95,7 +95,7 @@ def _left(product: Product, a: ir.Value, threads: Threads) -> Callable[[int, int
         return lambda k, r: flat[4 * (r * steps + k) :][:4]
     place, down = Pointer(a, SHARED), threads.stack * ROWS
     if not product.transpose_a:
-        row = threads.row_warp * ROWS + ptx.unknown(lane & 15)  # addresses would be held through the loop
+        row = threads.row_warp * ROWS + ptx.unknown(lane & 15)  # else LLVM hoists addresses out of the loop
         rows = layout.steps(place, row, lane >> 4)
         return lambda k, r: ptx.ldmatrix(layout.step(rows, k, r * down))
     row, own = ptx.unknown((lane & 7) + (lane >> 4) * 8), threads.row_warp * 2 + ((lane >> 3) & 1)
@@ -104,10 +104,10 @@ def _left(product: Product, a: ir.Value, threads: Threads) -> Callable[[int, int
 
 
 def _of_f32(product: Product, a: ir.Value, tile: Pointer, sums: list[Value], threads: Threads) -> None:
-    """As :func:`_of_16_bits`, with elements in two parts. Lane 4 g + c has rows g and g + 8 of A and column g of B."""
+    """Add a product of f32 operands to ``sums`` by 3xTF32; lane 4 g + c has rows g, g + 8 of A and column g of B."""
     g, c, layout = threads.lane >> 2, threads.lane & 3, product.b
     held = [Value(x, f32) for x in elements(a)] if product.a is None else []
-    # Pointers to what a lane has of the first rows; the others are constant distances from them.
+    # Pointers to the elements of a lane in the first rows; other rows are at constant offsets.
     rows: list[Pointer] = []
     if product.a is not None:
         row = threads.warp * ROWS + ptx.unknown(g)
@@ -129,7 +129,7 @@ def _of_f32(product: Product, a: ir.Value, tile: Pointer, sums: list[Value], thr
             return _parts([pair[0], pair[1]])
         return _parts([_step(layout, row, n, STEP_F32 * k).load(f32) for row in of_b])
 
-    # The instruction cuts off what does not fit its sums: those of many tiles are added by ordinary additions.
+    # The instruction truncates its sums: sums over many tiles are added by ordinary additions.
     steps, tiles = range(product.k // STEP_F32), product.n // 8
     together = TOGETHER_F32 if product.a is None else tiles
     parts = [left(k) for k in steps] if product.a is None else []
@@ -154,19 +154,19 @@ def _along_a_row(layout: SharedLayout, tile: Pointer, row: Value, column: Value)
 
 
 def _step(layout: SharedLayout, pointers: list[Pointer], step: int, rows: int) -> Pointer:
-    """The pointer of 8 columns, ``rows`` (a multiple of 8) further down: a constant distance from those that are."""
+    """The pointer of a k-step, ``rows`` (a multiple of 8) further down: a constant offset from ``pointers``."""
     first = step % len(pointers)
     return pointers[first] + layout.offset(0, STEP_F32 * (step - first)) + rows * layout.pitch
 
 
 def _parts(values: list[Value]) -> tuple[list[Value], list[Value]]:
-    """(what tf32 represents, the rest) of f32."""
+    """Split f32 into (high, low) tf32 terms."""
     high = [bitcast(bitcast(x, i32) & REPRESENTABLE, f32) for x in values]
     return high, [x - y for x, y in zip(values, high, strict=True)]
 
 
 def store(fragments: list[ir.Value], place: Pointer, layout: SharedLayout, threads: Threads) -> None:
-    """Words of what a warp has of a tile to shared memory, one a row and eight columns: stmatrix of older targets."""
+    """Store a warp's words of a tile to shared memory by ordinary stores, for targets without stmatrix."""
     across, stacks = threads.across, layout.rows // (ROWS * threads.stack)
     chunks = layout.columns // (8 * across)  # of this warp, two beside each other
     for r in range(stacks):

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Where threads stand in a kernel over tiles, and the vectors that they hold of one: for distribute-kv-tiles."""
+"""Indices of threads by role, and the vectors that a thread holds of a tile; for distribute-kv-tiles."""
 
 from __future__ import annotations
 
@@ -23,25 +23,27 @@ from .ir import ACCUMULATORS, SWIZZLE, WARP, WARPGROUP, WARPGROUP_ROWS, WGMMA, l
 
 @dataclass
 class Threads:
-    """A kernel's threads by role. Values are made at the kernel's start.
+    """The threads of a kernel by role. The SSA values are computed at the start of the kernel.
 
     Attributes
     ----------
     consumers : int
-        Warpgroups that hold tiles.
+        Consumer warpgroups, which hold tiles.
     first : int
-        The first thread of the consumers, behind those of the producer's warpgroups.
+        The first consumer thread; producer warpgroups come before.
+    block_thread : i32
+        The thread within the block.
     thread : i32
-        Of the consumers; of the block in the producer.
+        The thread among the consumers; negative in a producer.
     lane, warp, group : i32
-        In the warp; warp and warpgroup of the consumers, the same for all threads of the warp.
+        Lane of the warp; warp and warpgroup among the consumers, uniform over the warp.
     proxy : bool
-        Whether products read shared memory by the asynchronous proxy, as wgmma's do.
+        Whether products read shared memory through the async proxy, as wgmma does.
     across : int
-        Stacks of warps that stand beside one another, and share the columns of tiles; of a kernel the most that any
-        tile has (:meth:`beside`).
+        Stacks of warps (warps with different rows) that divide the columns of tiles; for a kernel the most of any tile
+        (:meth:`beside`).
     whole : bool
-        Whether each of several warpgroups reads all rows of a tile in shared memory, as of a product's second operand.
+        Whether every warpgroup reads all rows of a tile in shared memory, as for operand B.
     """
 
     consumers: int
@@ -65,43 +67,43 @@ class Threads:
         return Threads(consumers, first, block_thread, thread, lane, warp, warp >> 2, proxy, across)
 
     def fence(self) -> None:
-        """What this thread wrote to shared memory is there for its products."""
+        """Make this thread's writes to shared memory visible to wgmma."""
         if self.proxy:
             ptx.fence_proxy_async()
 
     @property
     def warps(self) -> int:
-        """Warps of the consumers."""
+        """Consumer warps."""
         return 4 * self.consumers
 
     def beside(self, layout: RegisterLayout) -> Threads:
-        """The same threads as they stand for a tile."""
+        """The same threads with the division of warps of one tile."""
         return replace(self, across=layout.warps_along(COLUMN))
 
     @property
     def share_all(self) -> bool:
-        """Whether all warps share the rows of tiles, not those of a warpgroup its own."""
+        """Whether all consumers share the rows of tiles, instead of 64 rows per warpgroup."""
         return self.across > 1 or self.whole
 
     @property
     def stack(self) -> int:
-        """Warps that have other rows than one another."""
+        """The number of warps that divide the rows."""
         return self.warps // self.across
 
     @property
     def row_warp(self) -> Value:
-        """The warp's place among those."""
+        """The index of the warp among those that divide the rows."""
         return self.warp if self.across == 1 else self.warp & (self.stack - 1)
 
     @property
     def column_warp(self) -> Value:
-        """Which of the stacks beside one another the warp belongs to."""
+        """The index of the warp's stack among those that divide the columns."""
         return self.warp >> (self.stack.bit_length() - 1)
 
     def own_rows(self, rows: int) -> tuple[Value, int, Value | int, int]:
-        """(this thread, how many there are, their first row, rows) of those that share rows of a tile.
+        """(this thread, number of threads, first row, number of rows) of the threads that share rows of a tile.
 
-        A warpgroup has 64 rows; all warps have all of them where they stand beside others, or tiles are read ``whole``.
+        A warpgroup has 64 rows; all consumers have all rows if warps divide columns or tiles are read ``whole``.
         """
         if self.share_all:
             return self.thread, WARPGROUP * self.consumers, 0, rows
@@ -127,7 +129,7 @@ def itemsize(element: ir.Type) -> int:
 
 
 def vector_type(type_: ir.Type) -> ir.Type:
-    """What a thread holds of a tile: of what products take as 8-bit elements, their words (``tiles.products``)."""
+    """The type of what a thread holds of a tile: elements, or words of four e4m3 elements (``tiles.products``)."""
     tile, registers = ir.RankedTensorType(type_), register_layout(type_).registers
     if held_as_words(type_):
         return ir.VectorType.get([registers // 4], ir.IntegerType.get_signless(32))
@@ -135,7 +137,7 @@ def vector_type(type_: ir.Type) -> ir.Type:
 
 
 def held_as_words(type_: ir.Type) -> bool:
-    """Whether a thread holds words of a tile, not elements: of f8e4m3 in accumulators of whole words."""
+    """Whether a thread holds words of four elements of a tile: f8e4m3 in the layout of wgmma's accumulator."""
     tile = ir.RankedTensorType(type_)
     if len(tile.shape) != 2 or not isinstance(tile.element_type, ir.Float8E4M3FNType):
         return False
@@ -146,7 +148,7 @@ def held_as_words(type_: ir.Type) -> bool:
 
 
 def elements(value: ir.Value) -> list[ir.Value]:
-    """The lanes of a vector."""
+    """The elements of a vector, as scalars."""
     return list(vector.ToElementsOp(value).operation.results) if _lanes(value) else [value]
 
 
@@ -159,7 +161,7 @@ def _lanes(value: ir.Value) -> int:
 
 
 def shuffled(value: ir.Value, lanes: Sequence[int]) -> ir.Value:
-    """A vector of some lanes of another, in any order."""
+    """A vector of some elements of another, in any order."""
     if list(lanes) == list(range(_lanes(value))):
         return value
     return vector.shuffle(value, value, list(lanes))
@@ -184,7 +186,7 @@ def splat(value: ir.Value, lanes: int) -> ir.Value:
 
 
 def folded(value: ir.Value, combine: Callable[[ir.Value, ir.Value], ir.Value]) -> ir.Value:
-    """All lanes of a vector folded in a tree, a scalar."""
+    """Fold the elements of a vector to a scalar, as a tree."""
     lanes = _lanes(value)
     while lanes > 1:
         half = lanes // 2
@@ -198,16 +200,16 @@ def folded(value: ir.Value, combine: Callable[[ir.Value, ir.Value], ir.Value]) -
 
 
 def warp_of(thread: Value) -> Value:
-    """The warp of a thread among those that copy, known to be the same for all of its lanes."""
+    """The warp of a thread, by a shuffle, so that the compiler knows it to be uniform over the warp."""
     return gpu.shuffle_idx(thread >> 5, 0)
 
 
 def buffer_of(value: ir.Value) -> Buffer:
-    """A memref as a buffer of the kernel language."""
+    """The kernel language's buffer of a memref."""
     type_ = ir.MemRefType(value.type)
     return Buffer(value, BufferSpec(by_mlir(str(type_.element_type)), type_.rank))
 
 
 def scalar(value: ir.Value) -> Value:
-    """An i32 SSA value as one of the kernel language."""
+    """The kernel language's value of an i32 SSA value."""
     return Value(value, i32)

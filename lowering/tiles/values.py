@@ -1,8 +1,8 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""What becomes of the values of tiles: rules of distribute-kv-tiles, for arithmetic, products, positions and elements.
+"""Lowering rules of distribute-kv-tiles for values of tiles: arithmetic, products, indices, gathers and scatters.
 
-A rule is a function of (the op, the kernel's ``Distribution``) that makes what a thread does and returns what replaces
-the op's results.
+A rule is a function of (the op, the kernel's ``Distribution``) that emits the ops of one thread, and returns the values
+that replace the op's results.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ if TYPE_CHECKING:
 
 RULES = Rules()  # by the name of the op
 ONES = 0x38383838  # four of e4m3
-WEIGHTS = "kv.weights"  # on sums of what is converted at the same time: the type
+WEIGHTS = "kv.weights"  # on sums of weights that are converted in the same pass: the element type
 
 
 @RULES.lowers("kv.tile_index")
@@ -90,11 +90,11 @@ def _broadcast(op: Any, d: Distribution) -> ir.Value:
 
 @RULES.lowers("kv.tile_ramp")
 def _ramp(op: Any, d: Distribution) -> ir.Value:
-    """One multiplication and addition an element, of a number that the compiler knows: no register has the column."""
+    """One fma per element with the column as an immediate: no register holds it."""
     layout = register_layout(op.tile.type)
     step, start = (tile_exchange.rows_of(x, layout, d.threads) for x in (op.step, op.start))
     own = layout.thread_offset(d.threads.lane, d.threads.warp)[1]
-    if not isinstance(own, int):  # of all columns that a thread has, the first is the lane's
+    if not isinstance(own, int):  # fold the lane's first column into the start
         first = splat(arith.sitofp(ir.F32Type.get(), own.ir), len(layout.rows_a_thread))
         start = arith.addf(arith.mulf(step, first, fastmath=CONTRACT), start, fastmath=CONTRACT)
         own = 0
@@ -115,10 +115,10 @@ def _negate(op: Any, d: Distribution) -> ir.Value:
 
 @RULES.lowers("kv.cast")
 def _cast(op: Any, d: Distribution) -> ir.Value:
-    """Weights that become 8-bit elements, and 8-bit elements that become others; the other casts are ops of arith."""
+    """Casts from and to 8-bit elements; other casts are ops of arith."""
     operand, result = op.operation.operands[0], op.operation.results[0]
     if not is_tile(result):
-        return op.operation.clone().result  # of scalars and of the vectors that threads have: as it is
+        return op.operation.clone().result  # scalars, and vectors that are distributed already
     given, wanted = ir.VectorType(operand.type).element_type, ir.RankedTensorType(result.type).element_type
     if given.width == 8 and wanted.width > 8:
         return ops.cast(operand, by_mlir(str(wanted)))
@@ -130,7 +130,7 @@ def _cast(op: Any, d: Distribution) -> ir.Value:
 @RULES.lowers("kv.tile_reduce")
 def _reduce(op: Any, d: Distribution) -> ir.Value:
     if str(ir.VectorType(op.source.type).element_type) != "f32":
-        fail(op, "folds elements that are not f32: only those can be folded here, convert them first")
+        fail(op, "reduces elements that are not f32, which GPUs do not do here: reduce kv.f32(x)")
     layout = register_layout(op.operation.attributes["kv.tile"].value)
     fold = tile_exchange.fold_of(op, op.axis.value, d.threads.beside(layout))
     places = layout.place_registers(fold.kept)
@@ -146,7 +146,7 @@ def _reduce(op: Any, d: Distribution) -> ir.Value:
 
 
 def _sum_and_convert(op: Any, d: Distribution, rows: Sequence[int], count: int) -> ir.Value:
-    """Sums of a thread's weights, which are converted on the way, a few at a time: few registers hold them in f32."""
+    """Sum and convert a thread's weights, a few at a time, so that few f32 weights are live."""
     narrow = ir.TypeAttr(op.operation.attributes[WEIGHTS]).value
     sums: list[ir.Value | None] = [None] * count
     words: list[ir.Value] = []
@@ -271,7 +271,7 @@ def _windows(op: Any, d: Distribution) -> ir.Value:
 def _scatter(op: Any, d: Distribution) -> None:
     layout = register_layout(op.operation.attributes["kv.tile"].value)
     value = tile_products.unpacked(op.value) if held_as_words(op.operation.attributes["kv.tile"].value) else op.value
-    # Of the lanes, and of the warps beside one another, that hold the same elements, the first writes.
+    # If several lanes or warps hold the same elements, the first one writes.
     copies = [bit for bit, basis in enumerate(layout.lane_bases) if basis == (0, 0)]
     first = (d.threads.lane & sum(1 << bit for bit in copies)) == 0
     alike = layout.replicas > 1 << len(copies)
@@ -309,7 +309,7 @@ def _start(op: Any, d: Distribution) -> ir.Value:
 
 
 def _left(a: ir.Value, product: Product, d: Distribution) -> ir.Value:
-    """A: what threads hold, or where this warpgroup's rows lie."""
+    """Operand A: the registers, or a pointer to this warpgroup's rows."""
     if product.a is None:
         return a
     threads = replace(d.threads, across=product.across)
@@ -318,7 +318,7 @@ def _left(a: ir.Value, product: Product, d: Distribution) -> ir.Value:
 
 
 def _right(b: ir.Value, product: Product, d: Distribution) -> ir.Value:
-    """Where the columns of this warpgroup begin in B: all of them, or one of those of warpgroups beside one another."""
+    """A pointer to this warpgroup's columns of B: all, or its share if warpgroups divide the columns."""
     if product.across == 1:
         return b
     column = replace(d.threads, across=product.across).column_warp
@@ -337,7 +337,7 @@ def _saturated(op: Any, d: Distribution) -> ir.Value:
 
 @RULES.lowers("kv.tile_ones")
 def _ones(op: Any, d: Distribution) -> ir.Value:
-    """Barriers of buffers are set up behind it, and waited for by all."""
+    """Fill a tile with ones; the block barrier after the initialization of mbarriers publishes it."""
     layout = shared_layout(op.operation.results[0].type)
     place, threads = d.allocate(layout), d.threads.first + d.threads.consumers * WARPGROUP
     with functional.loop(d.threads.block_thread, layout.bytes // CHUNK, threads) as i:

@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Tables in shared memory and windows of them: what distribute-kv-tiles makes of ``kv.tile_windows`` and its kin.
+"""Lookup tables in shared memory: the lowering of ``kv.make_table``, ``kv.table_store`` and ``kv.tile_windows``.
 
-A warpgroup writes the vector to memory of its own, and its threads read their rows' elements there, two neighbours at a
-time. These are aligned where the window begins at an even element; for the others there is a copy that begins one
-element later.
+Each warpgroup writes the table to shared memory of its own. The row of a tile is a window of the table, of which its
+threads load two neighbouring elements at a time. Such pairs are aligned if the window begins at an even element; for
+windows that begin at odd ones there is a second copy of the table, shifted by one element.
 """
 
 from __future__ import annotations
@@ -28,43 +28,43 @@ from .threads import Threads, elements, from_elements, scalar
 
 ITEM = 4  # bytes of an element
 PAIR = 2  # elements of an access
-PADDING = 16  # bytes of a warpgroup's memory beside the copies
+PADDING = 16  # bytes per warpgroup after both copies
 ALIGNMENT = 16
-# Windows of neighbouring heads begin so far from one another that a warp's pairs of columns lie in other banks.
+# The distance of the windows of neighbouring heads avoids bank conflicts between the rows of a warp.
 BANKS, PAIRS = 32, 8
 
 
 def extents(distances: int, heads: int) -> tuple[int, int]:
-    """(elements from one head's window to the next's, elements of all) of a table of so many distances and heads."""
+    """(elements from one head's window to the next, elements in total) of a table of ``distances`` per head."""
     pitch = distances if heads == 1 else align_up(distances - PAIRS, BANKS) + PAIRS
     return pitch, align_up(heads * pitch, WARPGROUP)
 
 
 def span_of(pitch: int, heads: int) -> int:
-    """Elements that are computed for each head: those of its window, or more where it is then known what a thread has.
+    """Elements that are computed per head: ``pitch``, or the next power of two if that is less than twice as many.
 
-    A warpgroup's threads hold one element after the other: of spans of a power of two a register has one head's, and
-    those of several heads the same distance.
+    The threads of a warpgroup hold consecutive elements. With a power of two each register belongs to one head, and its
+    distance is known at compile time.
     """
     span = max(WARPGROUP, 1 << (pitch - 1).bit_length())
     return span if heads > 1 and span < 2 * pitch else pitch
 
 
 def bytes_of(length: int) -> int:
-    """Shared memory of a warpgroup for the windows of so many elements."""
+    """Bytes of shared memory per warpgroup for a table of ``length`` elements."""
     return 2 * ITEM * length + PADDING
 
 
 @dataclass(frozen=True)
 class Windows:
-    """Where a thread's rows of a tile begin in shared memory, for those who read its elements: ``run`` at a time."""
+    """The windows of a thread's rows in shared memory, from which it loads ``run`` elements at a time."""
 
     rows: Sequence[Pointer]
     layout: RegisterLayout
     run: int
 
     def lanes(self, wanted: Sequence[int]) -> ir.Value:
-        """A vector of some of the thread's elements: whole pairs of neighbours, or single ones."""
+        """Load some of the thread's elements of the tile, in pairs or one by one."""
         found = []
         for register in wanted[:: self.run]:
             _, column = self.layout.register_offset(register)
@@ -74,11 +74,11 @@ class Windows:
 
 
 def store(op: Any, vector: RegisterLayout, threads: Threads) -> None:
-    """A warpgroup's threads write a table of their own, and the copy."""
+    """Write a table to the memory of the warpgroup, twice: the second copy is shifted by one element."""
     length, span, pitch = op.length.value, op.span.value, op.pitch.value
     mine = _of_group(op.place, length, threads)
     own = vector.thread_offset(threads.lane, threads.warp)[1]
-    sync_group(threads)  # all have read what was there
+    sync_group(threads)  # the previous table has been read
     target = mine + ITEM * own
     for register, x in enumerate(elements(op.source)):
         part, first = divmod(vector.register_offset(register)[1], span)
@@ -86,7 +86,7 @@ def store(op: Any, vector: RegisterLayout, threads: Threads) -> None:
         def put(x: ir.Value = x, place: int = part * pitch + first) -> None:
             at = target + ITEM * place
             at.store(Value(x, f32))
-            (at + ITEM * (length + 1)).store(Value(x, f32))  # of the copy the first element is nobody's
+            (at + ITEM * (length + 1)).store(Value(x, f32))  # the first element of the shifted copy is unused
 
         if first + WARPGROUP <= pitch or span == pitch:
             put()
@@ -96,7 +96,7 @@ def store(op: Any, vector: RegisterLayout, threads: Threads) -> None:
 
 
 def windows(op: Any, layout: RegisterLayout, threads: Threads) -> Windows:
-    """Where the windows of a thread's rows begin."""
+    """The windows of a thread's rows."""
     run = PAIR if layout.register_bases[:1] == ((0, 1),) else 1
     length = op.length.value
     mine, second = _of_group(op.place, length, threads), ITEM * length

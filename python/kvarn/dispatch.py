@@ -451,9 +451,10 @@ class Operation:
                 f"{self.title} takes {len(self._fields)} operands ({', '.join(self.operands)}), got {len(operands)}"
             )
         operands = (*operands, *(None,) * (len(self._fields) - len(operands)))
-        seen = SimpleNamespace(
-            title=self.title, buffers=self._buffers, attributes=dict(attributes), schedule=dict(schedule)
-        )
+        entries = dict(schedule)
+        if (renamed := schedules.current(self.name, entries)) is not entries:
+            entries, schedule = renamed, tuple(sorted(renamed.items()))
+        seen = SimpleNamespace(title=self.title, buffers=self._buffers, attributes=dict(attributes), schedule=entries)
         operand_types, given = [], []
         ordinal, where, alignment = None, "", WIDEST
         for field, operand in zip(self._fields, operands, strict=True):

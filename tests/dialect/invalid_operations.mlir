@@ -179,9 +179,9 @@ func.func @operations(%c: !cache, %d: !h96, %t: memref<?x?xi32>, %o: memref<?xi3
 func.func @attention(%c: !pool, %i: i32, %q: memref<?x16x128xbf16>, %out: memref<?x16x128xbf16>, %o: memref<?xi32>,
     %s: f32, %q2: memref<?x12x128xbf16>, %out2: memref<?x12x128xbf16>, %q3: memref<?x?x128xbf16>,
     %out3: memref<?x?x128xbf16>, %q4: memref<?x32x128xf32>, %out4: memref<?x32x128xf32>, %q5: memref<?x32x128xbf16>) {
-  // expected-error @below {{'kv.attention' op has a schedule whose batch_invariant needs fixed splits of at least one token, got split = 0}}
+  // expected-error @below {{'kv.attention' op has a schedule whose batch_invariant needs fixed splits of at least one token, got split_size = 0}}
   "kv.attention"(collection = %c, layer = %i, query = %q, row_offsets = %o, scale = %s, out = %out)
-    {mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {batch_invariant = true, split = 0 : i64}}
+    {mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {batch_invariant = true, split_size = 0 : i64}}
     : (!pool, i32, memref<?x16x128xbf16>, memref<?xi32>, f32, memref<?x16x128xbf16>) -> ()
   // expected-error @below {{'kv.attention' op has a schedule whose batch_invariant must be true or false, got 2}}
   "kv.attention"(collection = %c, layer = %i, query = %q, row_offsets = %o, scale = %s, out = %out)

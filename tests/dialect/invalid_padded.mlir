@@ -47,9 +47,9 @@ func.func @attention_padded_2(%c: !kv.collection<"paged", bf16, 1 : i64, 128 : i
   "kv.attention_padded"(collection = %c, layer = %i, query = %q, valid_lengths = %v, scale = %s, out = %out)
     {mask = "causal", span = 0 : i64, softcap = 0.0 : f32}
     : (!kv.collection<"paged", bf16, 1 : i64, 128 : i64, true, 16 : i64, none, 1 : i64>, i32, !rows, memref<?xi32>, f32, !rows) -> ()
-  // expected-error @below {{'kv.attention_padded' op has a schedule whose batch_invariant needs fixed splits of at least one token, got split = 0}}
+  // expected-error @below {{'kv.attention_padded' op has a schedule whose batch_invariant needs fixed splits of at least one token, got split_size = 0}}
   "kv.attention_padded"(collection = %c2, layer = %i, query = %q, valid_lengths = %v, scale = %s, out = %out)
-    {mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {batch_invariant = true, split = 0 : i64}}
+    {mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {batch_invariant = true, split_size = 0 : i64}}
     : (!pool, i32, !rows, memref<?xi32>, f32, !rows) -> ()
   return
 }

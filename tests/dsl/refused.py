@@ -424,7 +424,7 @@ def generator_of_nothing(out: I32, n: kv.i32):
 def barrier(x: F32):
     x[0] = 1.0
     kv.barrier()
-#   ^ expected-error@host {{KernelError: 'gpu.barrier' op needs the threads of a block to run together: the host target runs them one after another}}
+#   ^ expected-error@host {{KernelError: 'gpu.barrier' op needs the threads of a block to run together: the host target runs them one after another; run it on a GPU, or in the emulator (kv.emulated)}}
 
 def total(x):
     return kv.warp_reduce(x[0], "add")

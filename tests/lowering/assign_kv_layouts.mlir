@@ -368,7 +368,7 @@ gpu.module @kernels {
 
 gpu.module @kernels {
   gpu.func @computed_b(%p: tensor<64x64xbf16>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
-    // expected-error @below {{'kv.dot' op needs a loaded tile as its second operand: only those lie in shared memory}}
+    // expected-error @below {{'kv.dot' op needs a loaded tile as its second operand: only loaded tiles are in shared memory}}
     %s = "kv.dot"(%p, %p) {transpose_b = false} : (tensor<64x64xbf16>, tensor<64x64xbf16>) -> tensor<64x64xf32>
     gpu.return
   }
@@ -379,7 +379,7 @@ gpu.module @kernels {
 gpu.module @kernels {
   gpu.func @both_ways(%x: tensor<64x64xf32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
     %m = "kv.tile_reduce"(%x) {kind = "max", axis = 1 : i64} : (tensor<64x64xf32>) -> tensor<64xf32>
-    // expected-error @below {{'kv.tile_broadcast' op meets vectors that run along different dimensions of tiles: compute it once for each}}
+    // expected-error @below {{'kv.tile_broadcast' op combines a vector along rows with one along columns: compute it once for each dimension}}
     %y = "kv.tile_broadcast"(%m) {dimension = 1 : i64} : (tensor<64xf32>) -> tensor<64x64xf32>
     gpu.return
   }

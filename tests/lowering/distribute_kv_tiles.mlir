@@ -586,7 +586,7 @@ gpu.module @kernels {
 gpu.module @kernels {
   gpu.func @integers(%out: memref<?xf32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>, kv.schedule = {consumers = 1 : i64}} {
     %x = arith.constant dense<2> : tensor<64x64xi32, "wgmma">
-    // expected-error @below {{'kv.tile_reduce' op folds elements that are not f32: only those can be folded here, convert them first}}
+    // expected-error @below {{'kv.tile_reduce' op reduces elements that are not f32, which GPUs do not do here: reduce kv.f32(x)}}
     %m = "kv.tile_reduce"(%x) {kind = "max", axis = 1 : i64} : (tensor<64x64xi32, "wgmma">) -> tensor<64xi32, "rows(wgmma)">
     gpu.return
   }
@@ -596,7 +596,7 @@ gpu.module @kernels {
 
 gpu.module @kernels {
   gpu.func @rows_in_registers(%b: memref<?x64xf32>, %every: tensor<64xi1>, %at: tensor<64xi32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>, kv.schedule = {consumers = 1 : i64}} {
-    // expected-error @below {{'kv.tile_load_rows' op loads rows that no product reads from shared memory: load them as elements instead}}
+    // expected-error @below {{'kv.tile_load_rows' op loads rows that no product reads from shared memory: load them as elements, with gather}}
     %x = "kv.tile_load_rows"(%b, %every, %at) : (memref<?x64xf32>, tensor<64xi1>, tensor<64xi32>) -> tensor<64x64xf32, "wgmma">
     gpu.return
   }
@@ -608,7 +608,7 @@ gpu.module @kernels {
   gpu.func @unknown(%n: i32) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>, kv.schedule = {consumers = 1 : i64}} {
     %c0 = arith.constant 0 : index
     %x = arith.constant dense<2.0> : tensor<64xf32, "rows(wgmma)">
-    // expected-error @below {{'tensor.extract' op takes a tile, and no rule says what a thread does of it}}
+    // expected-error @below {{'tensor.extract' op takes a tile, and has no rule that distributes it over threads}}
     %y = tensor.extract %x[%c0] : tensor<64xf32, "rows(wgmma)">
     gpu.return
   }

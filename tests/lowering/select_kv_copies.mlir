@@ -197,6 +197,25 @@ gpu.module @kernels {
     gpu.return
   }
 
+  // Stages and phases are counted by iterations: a loop in steps of a tile's rows becomes one in steps of 1.
+  // CHECK-LABEL: gpu.func @steps
+  // CHECK:         %[[DISTANCE:.*]] = arith.addi %{{.*}}, %{{.*}} : i32
+  // CHECK:         %[[TRIPS:.*]] = arith.divsi %[[DISTANCE]], %c64_i32
+  // CHECK:         scf.for %[[I:.*]] = %{{.*}} to %[[TRIPS]] step %
+  // CHECK-NEXT:      %[[MOVED:.*]] = arith.muli %[[I]], %c64_i32
+  // CHECK-NEXT:      %[[J:.*]] = arith.addi %{{.*}}, %[[MOVED]]
+  // CHECK:           %[[N:.*]] = arith.subi %[[I]],
+  // CHECK:           "kv.copy_start"(%{{.*}}, %[[N]], %{{.*}}, %{{.*}}, %{{.*}}, %[[J]],
+  gpu.func @steps(%c: !cache, %b: i32, %begin: i32, %n: i32, %q: !tile) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
+    %c64_i32 = arith.constant 64 : i32
+    %c0 = arith.constant 0 : i32
+    scf.for %j = %begin to %n step %c64_i32 : i32 {
+      %k = "kv.tile_load"(%c, %b, %b, %j, %c0, %n) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> !tile
+      %s = "kv.dot"(%q, %k) {transpose_b = true} : (!tile, !tile) -> !acc
+    }
+    gpu.return
+  }
+
   // Parts of the columns of a tile that TMA brings, where the first product reads it along them; of one copy with values,
   // which are cleared with it, whatever brings it.
   // CHECK-LABEL: gpu.func @parts

@@ -14,7 +14,7 @@
 
 // One sequence: a merge kernel; entries that are given stay.
 // CHECK-LABEL: func.func @one_sequence
-// CHECK:         schedule = {blocks = 1 : i64, combine = 16 : i64, kind = "decode", max_batch = 1 : i64, max_queries = 1 : i64, min_tiles = 2 : i64, split = 0 : i64, stages = 4 : i64, tile = 16 : i64, warps = 4 : i64}
+// CHECK:         schedule = {blocks = 1 : i64, combine = 16 : i64, kind = "decode", max_batch = 1 : i64, max_queries = 1 : i64, min_tiles = 2 : i64, split_size = 0 : i64, stages = 4 : i64, tile = 16 : i64, warps = 4 : i64}
 // REFUSED: 'kv.attention' op cannot be scheduled for host: the schedule's entry 'stages' is only for kernels of kind tile or decode: a host kernel of this operation has kind, max_queries, max_batch, batch_invariant, early
 // The user's table has an entry for it too, which gives way to what the operation says.
 // TUNED-LABEL: func.func @one_sequence
@@ -44,16 +44,16 @@ func.func @many_sequences(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %
 
 // A batch-invariant sequence is cut by its own length into tiles of one size, whatever the table has for the batch.
 // CHECK-LABEL: func.func @invariant_one
-// CHECK:         batch_invariant = true, {{.*}}combine = 16 : i64, {{.*}}split = 64 : i64, {{.*}}tile = 16 : i64
+// CHECK:         batch_invariant = true, {{.*}}combine = 16 : i64, {{.*}}split_size = 64 : i64, {{.*}}tile = 16 : i64
 // TUNED-LABEL: func.func @invariant_one
-// TUNED:         blocks = 3 : i64, combine = 8 : i64, {{.*}}split = 64 : i64, {{.*}}tile = 16 : i64
+// TUNED:         blocks = 3 : i64, combine = 8 : i64, {{.*}}split_size = 64 : i64, {{.*}}tile = 16 : i64
 func.func @invariant_one(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32, %out: !rows) {
   "kv.attention"(collection = %c, layer = %layer, query = %q, row_offsets = %offsets, scale = %scale, out = %out) {mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 1 : i64, max_batch = 1 : i64, batch_invariant = true}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
   return
 }
 
 // CHECK-LABEL: func.func @invariant_many
-// CHECK:         batch_invariant = true, {{.*}}combine = 0 : i64, {{.*}}split = 64 : i64, {{.*}}tile = 16 : i64
+// CHECK:         batch_invariant = true, {{.*}}combine = 0 : i64, {{.*}}split_size = 64 : i64, {{.*}}tile = 16 : i64
 func.func @invariant_many(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32, %out: !rows) {
   "kv.attention"(collection = %c, layer = %layer, query = %q, row_offsets = %offsets, scale = %scale, out = %out) {mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 1 : i64, max_batch = 128 : i64, batch_invariant = true}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
   return
@@ -131,10 +131,10 @@ func.func @others(%c: !pool, %latent: !latent, %keys: !keys, %layer: i32, %q: !r
 
 // A schedule that says all of it stays as it is.
 // CHECK-LABEL: func.func @complete
-// CHECK:         schedule = {blocks = 2 : i64, combine = 8 : i64, early = true, kind = "decode", max_batch = 4 : i64, max_queries = 1 : i64, min_tiles = 3 : i64, split = 128 : i64, stages = 3 : i64, tile = 32 : i64, warps = 2 : i64}
+// CHECK:         schedule = {blocks = 2 : i64, combine = 8 : i64, early = true, kind = "decode", max_batch = 4 : i64, max_queries = 1 : i64, min_tiles = 3 : i64, split_size = 128 : i64, stages = 3 : i64, tile = 32 : i64, warps = 2 : i64}
 // REFUSED: the schedule's kind must be host on host, got 'decode'
 func.func @complete(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32, %out: !rows) {
-  "kv.attention"(collection = %c, layer = %layer, query = %q, row_offsets = %offsets, scale = %scale, out = %out) {mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {blocks = 2 : i64, combine = 8 : i64, early = true, kind = "decode", max_batch = 4 : i64, max_queries = 1 : i64, min_tiles = 3 : i64, split = 128 : i64, stages = 3 : i64, tile = 32 : i64, warps = 2 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
+  "kv.attention"(collection = %c, layer = %layer, query = %q, row_offsets = %offsets, scale = %scale, out = %out) {mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {blocks = 2 : i64, combine = 8 : i64, early = true, kind = "decode", max_batch = 4 : i64, max_queries = 1 : i64, min_tiles = 3 : i64, split_size = 128 : i64, stages = 3 : i64, tile = 32 : i64, warps = 2 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
   return
 }
 
@@ -159,7 +159,7 @@ func.func @rule(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32
 
 // An entry that the chosen kernel does not have is not passed over.
 func.func @rule(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32, %out: !rows) {
-  // expected-error @below {{'kv.attention' op cannot be scheduled for sm_90a: the schedule's entry 'blocks' is only for kernels of kind decode: a tile kernel of this operation has kind, max_queries, max_batch, batch_invariant, early, expected_rows, rows, keys, stages, query_stages, producer, producers, slots, overlap, one_wait, ping_pong, occupancy, persistent}}
+  // expected-error @below {{'kv.attention' op cannot be scheduled for sm_90a: the schedule's entry 'blocks' is only for kernels of kind decode: a tile kernel of this operation has kind, max_queries, max_batch, batch_invariant, early, expected_rows, rows, keys, stages, query_stages, producer, producers, staging_stages, overlap, one_wait, ping_pong, occupancy, persistent}}
   "kv.attention"(collection = %c, layer = %layer, query = %q, row_offsets = %offsets, scale = %scale, out = %out) {mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {blocks = 3 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
   return
 }
@@ -194,16 +194,16 @@ func.func @slower(%c: !pool, %s: !small, %layer: i32, %q: !rows, %w: !whole, %of
 !halves = memref<?x32x64xf16, strided<[?, ?, 1]>, 1>
 !table = memref<?xi32, strided<[1]>, 1>
 
-// A batch of any numbers of new tokens: those of few go to a decode, where the launch sees that the batch is uneven.
+// A mixed batch: sequences of few new tokens go to a decode kernel, if the launch finds the batch uneven.
 // CHECK-LABEL: func.func @mixed
-// CHECK:         few = 4 : i64, few_blocks = {{.*}}few_max_batch = 128 : i64, {{.*}}kind = "tile", {{.*}}uneven = true
-// CHECK:         few = 2 : i64, {{.*}}uneven = false
+// CHECK:         decode_blocks = {{.*}}decode_max_batch = 128 : i64, {{.*}}decode_threshold = 4 : i64, {{.*}}kind = "tile", {{.*}}uneven = true
+// CHECK:         decode_threshold = 2 : i64, {{.*}}uneven = false
 // CHECK-NOT:     uneven
 // CHECK:         return
 func.func @mixed(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32, %out: !rows) {
   "kv.attention"(collection = %c, layer = %layer, query = %q, row_offsets = %offsets, scale = %scale, out = %out) {kv.row_alignment = 16 : i64, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_batch = 128 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
-  "kv.attention"(collection = %c, layer = %layer, query = %q, row_offsets = %offsets, scale = %scale, out = %out) {kv.row_alignment = 16 : i64, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {few = 2 : i64, max_batch = 128 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
-  "kv.attention"(collection = %c, layer = %layer, query = %q, row_offsets = %offsets, scale = %scale, out = %out) {kv.row_alignment = 16 : i64, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {few = 0 : i64, max_batch = 128 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
+  "kv.attention"(collection = %c, layer = %layer, query = %q, row_offsets = %offsets, scale = %scale, out = %out) {kv.row_alignment = 16 : i64, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {decode_threshold = 2 : i64, max_batch = 128 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
+  "kv.attention"(collection = %c, layer = %layer, query = %q, row_offsets = %offsets, scale = %scale, out = %out) {kv.row_alignment = 16 : i64, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {decode_threshold = 0 : i64, max_batch = 128 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
   return
 }
 

@@ -61,7 +61,7 @@ def test_a_lookup_says_whether_it_left_the_loop():
         (Choice(maps=False), {"dtype": "f8e4m3"}, ("select-kv-copies", "missed", "f8E4M3FN becomes bf16")),
         (Choice(maps=False), {"dtype": "f8e4m3", "kind": "continuous"}, ("select-kv-copies", "missed", "in pages")),
         (Choice(), {}, ("split-kv-loops", "passed", "tiles that the mask does not touch are not masked")),
-        (Choice(), {}, ("pipeline-kv-loops", "passed", "runs beside the next one's first")),
+        (Choice(), {}, ("pipeline-kv-loops", "passed", "overlaps the first of the next")),
         (Choice(), {}, ("skip-kv-rescales", "passed", "rescale is skipped where no maximum moved")),
         (Choice(), {}, ("defer-kv-reductions", "passed", "lanes are summed after the loop")),
     ],

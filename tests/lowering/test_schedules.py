@@ -69,8 +69,8 @@ OF_DECODE = [
     ({"stages": "x"}, r"stages must be in \[2, 16\], got 'x'"),
     ({"stages": 1 << 70}, r"stages must be in \[2, 16\], got 1180591620717411303424"),
     ({"combine": 33}, r"combine must be in \[0, 32\], got 33"),
-    ({"split": -1}, "split must be an integer of 0 or more, got -1"),
-    ({"batch_invariant": True, "split": 0}, "batch_invariant needs fixed splits of at least one token"),
+    ({"split_size": -1}, "split_size must be an integer of 0 or more, got -1"),
+    ({"batch_invariant": True, "split_size": 0}, "batch_invariant needs fixed splits of at least one token"),
     ({"stages": 16, "tile": 128}, r"block of the decode kernel must fit 232448 bytes of shared memory, got \d+"),
     ({"max_batch": 0}, "max_batch must be an integer of 1 or more, got 0"),
     ({"typo": 1}, "entry 'typo' is unknown: a decode kernel of this operation has kind, max_queries, max_batch, "),
@@ -346,8 +346,8 @@ EARLY = ({"early": True}, {"early": 1}, {"early": False}, {})
 
 VALUES = {
     "warps": (1, 2, 3, 4, 6, 8, 16, 33), "stages": (1, 2, 3, 5, 16), "tile": (8, 16, 32, 48, 64, 128),
-    "blocks": (0, 1, 2, 7, 32), "min_tiles": (0, 1, 3, 9), "combine": (0, 1, 3, 16, 32), "split": (-1, 0, 1, 40, 512),
-    "early": (False, True), "batch_invariant": (False, True),
+    "blocks": (0, 1, 2, 7, 32), "min_tiles": (0, 1, 3, 9), "combine": (0, 1, 3, 16, 32),
+    "split_size": (-1, 0, 1, 40, 512), "early": (False, True), "batch_invariant": (False, True),
 }  # fmt: skip
 
 
@@ -462,3 +462,59 @@ def test_an_illegal_entry_of_the_users_table_is_refused_with_its_file(tmp_path):
         tuned.save(path, [(tuned.Key.of("sm_90a", config), {"warps": 3}, 1.0)])
         with pytest.raises(ValueError, match=r"tune.json has an entry for this case whose warps must be 1, 2, 4 or 8"):
             decode_table.choose(by_name("sm_90a"), config, {}, by_user=True)
+
+
+# --- old names -------------------------------------------------------------------------------------
+
+OLD_NAMES = {
+    "split": ("kv.attention", {"kind": "decode", "split": 64}, {"kind": "decode", "split_size": 64}),
+    "slots": ("kv.operand_attention", {"kind": "tile", "slots": 4}, {"kind": "tile", "staging_stages": 4}),
+    "few": ("kv.attention", {"kind": "tile", "few": 4}, {"kind": "tile", "decode_threshold": 4}),
+    "kind few": ("kv.project_append", {"kind": "few", "rows": 64}, {"kind": "stream_k", "rows": 64}),
+    "kind whole": ("kv.project_append", {"units": 3, "kind": "whole"}, {"kind": "full_k", "tile_columns": 48}),
+}
+
+
+@pytest.mark.parametrize("name", OLD_NAMES)
+def test_an_old_name_is_accepted_for_one_release_with_a_warning(name):
+    operation, old, new = OLD_NAMES[name]
+    renamed = len(old.items() - new.items())
+    with pytest.warns(DeprecationWarning, match="the old name goes with the next release") as warned:
+        assert schedules.current(operation, old) == new
+    assert [w.filename for w in warned] == [__file__] * renamed
+    assert schedules.why_unsupported(operation, old) is schedules.why_unsupported(operation, new) is None
+    assert schedules.current(operation, new) is new
+
+
+def test_every_old_name_has_a_case():
+    entries = {e.old_name for o in schedules.OPERATIONS.values() for k in o.kinds for e in (*o.entries, *k.entries)}
+    kinds = {f"kind {k.old_name}" for o in schedules.OPERATIONS.values() for k in o.kinds if k.old_name}
+    given = {name for _, old, new in OLD_NAMES.values() for name in old.keys() - new.keys()}
+    assert given == entries - {""}
+    assert kinds == {name for name in OLD_NAMES if name.startswith("kind")}
+
+
+def test_an_old_name_beside_the_new_one_is_refused():
+    why = str(schedules.why_unsupported("kv.attention", {"split": 64, "split_size": 64}))
+    assert why.startswith("entry 'split' is unknown"), why
+
+
+def test_old_names_in_the_ir_are_completed_as_new_ones():
+    """Also those that select-kv-schedule of the release before wrote."""
+    given = {"max_queries": 1, "max_batch": 4, "stages": 3}
+    with pytest.warns(DeprecationWarning, match="the schedule entry 'split' is 'split_size' now"):
+        assert chosen({**given, "split": 64}, 4, 4, 64) == chosen({**given, "split_size": 64}, 4, 4, 64)
+    mixed = chosen({"max_batch": 64, "decode_threshold": 4}, 4, 4, 64, dtype="f8e4m3")
+    old = {name: value for name, value in mixed.items() if not name.startswith("decode_")}
+    old |= {f"few_{name.removeprefix('decode_')}": mixed[name] for name in mixed.keys() - old.keys()}
+    old |= {"few": old.pop("few_threshold"), "few_split": old.pop("few_split_size")}
+    old["slots"] = old.pop("staging_stages")
+    with pytest.warns(DeprecationWarning, match="the old name goes with the next release"):
+        assert chosen(old, 4, 4, 64, dtype="f8e4m3") == mixed
+
+
+def test_old_names_in_a_call_run_the_same_kernel():
+    problem, query = problem_of()
+    with pytest.warns(DeprecationWarning, match="the schedule entry 'split' is 'split_size' now"):
+        out = on_gpu(problem, query, {**DECODE, "split": 32})
+    np.testing.assert_array_equal(out, on_gpu(problem, query, {**DECODE, "split_size": 32}))

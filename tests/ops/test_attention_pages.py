@@ -45,7 +45,7 @@ def test_functions_get_the_positions_of_listed_tokens(place):
 
 @pytest.mark.parametrize("place", ["sm_90a"], indirect=True)
 def test_all_pages_in_order_are_attention_over_the_whole_cache_bit_for_bit(place):
-    case = Case(cached=[70, 4], new=[1, 1], heads=2, group=2, schedule={"split": 512})
+    case = Case(cached=[70, 4], new=[1, 1], heads=2, group=2, schedule={"split_size": 512})
     lists = np.broadcast_to(np.arange(5, dtype=np.int32), (2, 2, 5)).copy()
     assert_same_bits(listed(case, place, lists), case.run(place))
 

@@ -121,7 +121,7 @@ def test_elements_of_8_bits_are_converted_and_scaled(dtype, granularity):
 )
 def test_more_tiles_are_on_their_way_than_are_converted(elements, maps):
     b = batch([300, 20, 0, 150], [3, 5, 0, 9], page_size=32, **elements)
-    check(b, Choice(maps=maps, keys=32, producers=2, blocks=2, queue=True, entries=(("slots", 4),)))
+    check(b, Choice(maps=maps, keys=32, producers=2, blocks=2, queue=True, entries=(("staging_stages", 4),)))
 
 
 # Scores of 20 powers of two and more above one another: weights of f16 would be infinite with the first maximum.

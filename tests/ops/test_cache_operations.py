@@ -150,8 +150,8 @@ def test_positions_out_of_the_table_are_brought_into_it(place):
     near(place.get(out), model.rope(query, [0, 4, 4], freqs).astype(np.float32))
 
 
-SCHEDULES = [{"kind": "tile", "max_tokens": 32, "columns": 48}, {"kind": "few", "max_tokens": 8},
-             {"kind": "whole", "max_tokens": 16}]  # fmt: skip
+SCHEDULES = [{"kind": "tile", "max_tokens": 32, "columns": 48}, {"kind": "stream_k", "max_tokens": 8},
+             {"kind": "full_k", "max_tokens": 16}]  # fmt: skip
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES, ids=str)
@@ -171,7 +171,7 @@ def test_sums_of_8_bits_keep_what_is_small(place, schedule):
     np.testing.assert_array_equal(place.get(out).astype(np.float32), wanted.astype(np.float32))
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES[:2], ids=["tile", "few"])
+@pytest.mark.parametrize("schedule", SCHEDULES[:2], ids=["tile", "stream_k"])
 @pytest.mark.parametrize("place", ["sm_90a"], indirect=True)
 def test_tables_that_are_wrong_lead_out_of_no_buffer(place, schedule):
     """What tables hold is not looked at on a GPU: kernels stay inside their memory all the same."""

@@ -37,7 +37,7 @@ def test_how_many_units_have_a_batch_invariant_sequence_and_which_ends_last_chan
     """Also of more than 32 units, and where half of the lanes have no rows."""
     _, case = on(
         "decode", [1000, 130, 560], new, dtype="f16", head_size=32,
-        schedule={"batch_invariant": True, "split": 16, "min_tiles": 1},
+        schedule={"batch_invariant": True, "split_size": 16, "min_tiles": 1},
     )  # fmt: skip
     first = None
     for multiprocessors, order, warps in ((1, "forward", 0), (9, "backward", 0), (60, "random", 0), (13, "random", 4)):

@@ -106,8 +106,8 @@ SPLIT_KEYS: int = measured("split_keys")
 FEW_ROWS_SPLIT = {"kind": "tile", "rows": 64, "keys": 64, "splits": 3, "max_queries": 2}
 
 # Sequences of up to 4 new tokens by a kernel of kind decode, the others by tiles: rows are those of 4 tokens.
-DIVIDED = BY_TMA.but(schedule={**TILE, "few": 4}, rows=4 * 4)
-DIVIDED_SPLITS = {"kind": "tile", "rows": 64, "keys": 64, "splits": 3, "few": 4}
+DIVIDED = BY_TMA.but(schedule={**TILE, "decode_threshold": 4}, rows=4 * 4)
+DIVIDED_SPLITS = {"kind": "tile", "rows": 64, "keys": 64, "splits": 3, "decode_threshold": 4}
 
 # Kernels, and masks of make check; make check-all has every mask that a form takes.
 VARIANTS: dict[str, tuple[Kernel, list[Mask]]] = {
@@ -169,7 +169,7 @@ VARIANTS: dict[str, tuple[Kernel, list[Mask]]] = {
         ), windows(SPLIT_KEYS + 1),
     ),
     "fixed splits, decode": (
-        DECODING.but(schedule={**DECODE, "batch_invariant": True, "split": 32}, more=edges.edges(32)),
+        DECODING.but(schedule={**DECODE, "batch_invariant": True, "split_size": 32}, more=edges.edges(32)),
         windows(33),
     ),
     "splits that a kernel combines, decode": (

@@ -322,10 +322,10 @@ PROJECTIONS: dict[str, tuple[str, dict[str, Any], int]] = {
     "a warp of tokens": ("sm_90a", {"kind": "simt"}, projection.SIMT_ROWS),
     "tiles": ("sm_90a", {"kind": "tile", "rows": 64, "columns": 128, "max_tokens": 256}, 64),
     "tiles by mma.sync": ("sm_80", {"kind": "tile", "rows": 64, "max_tokens": 256}, 64),
-    "few": ("sm_90a", {"kind": "few", "max_tokens": 32}, 32),
-    "few by mma.sync": ("sm_80", {"kind": "few", "max_tokens": 32}, 8),
-    "whole, mma.sync": ("sm_90a", {"kind": "whole", "max_tokens": 16}, 16),
-    "whole, wgmma": ("sm_90a", {"kind": "whole", "max_tokens": 256, "rows": 64, "units": 3}, 64),
+    "stream-K": ("sm_90a", {"kind": "stream_k", "max_tokens": 32}, 32),
+    "stream-K by mma.sync": ("sm_80", {"kind": "stream_k", "max_tokens": 32}, 8),
+    "full K, mma.sync": ("sm_90a", {"kind": "full_k", "max_tokens": 16}, 16),
+    "full K, wgmma": ("sm_90a", {"kind": "full_k", "max_tokens": 256, "rows": 64, "tile_columns": 48}, 64),
 }
 
 

@@ -208,14 +208,17 @@ def test_kinds_say_what_they_do_not_take(place):
             kv.ops.project_append(problem.collection, 1, x, row_offsets=problem.row_offsets, **given)
 
     gammas: dict[str, Any] = {n: np.ones(64, np.float32) for n in ("q_gamma", "k_gamma")}
-    refused("kind whole needs heads without norms", **gammas)
-    refused("kind whole needs a cache without scales", dtype="f8e4m3")
-    refused("kind whole needs heads, and dims that are rotated, of a multiple of 16 elements", size=24)
-    refused("kind whole needs a K of a multiple of 64, got 48", k=48)
+    refused("kind full_k needs heads without norms", **gammas)
+    refused("kind full_k needs a cache without scales", dtype="f8e4m3")
+    refused("kind full_k needs heads, and dims that are rotated, of a multiple of 16 elements", size=24)
+    refused("kind full_k needs a K of a multiple of 64, got 48", k=48)
     grouped = random_groups(np.random.default_rng(7), 8 * 64, 144, 24, "uint4b8", "bf16")
     few = {"weight": grouped.elements, "weight_scale": grouped.scales, "weight_format": "uint4b8"}
     refused(
-        "kind few needs a K of a multiple of 128, got 144", k=144, schedule={"kind": "few", "max_tokens": 16}, **few
+        "kind stream_k needs a K of a multiple of 128, got 144",
+        k=144,
+        schedule={"kind": "stream_k", "max_tokens": 16},
+        **few,
     )
 
 

@@ -20,7 +20,7 @@ func.func @no_kind(%c: !pool, %layer: i32, %q: !rows, %o: !table, %s: f32) {
 !table = memref<?xi32, strided<[1]>, 1>
 
 func.func @tiles(%c: !pool, %layer: i32, %q: !rows, %o: !table, %s: f32) {
-  // expected-error @below {{the schedule must have keys, stages, query_stages, producer, producers, slots, overlap, one_wait, ping_pong, occupancy, persistent, splits, stored_keys, instruction, split_columns, parts, which select-kv-schedule chooses: run it before}}
+  // expected-error @below {{the schedule must have keys, stages, query_stages, producer, producers, staging_stages, overlap, one_wait, ping_pong, occupancy, persistent, splits, stored_keys, instruction, split_columns, parts, which select-kv-schedule chooses: run it before}}
   "kv.attention"(collection = %c, layer = %layer, query = %q, row_offsets = %o, scale = %s, out = %q) {mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {kind = "tile", rows = 64 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
   return
 }
@@ -32,7 +32,7 @@ func.func @tiles(%c: !pool, %layer: i32, %q: !rows, %o: !table, %s: f32) {
 !table = memref<?xi32, strided<[1]>, 1>
 
 func.func @decode(%c: !pool, %layer: i32, %q: !rows, %o: !table, %s: f32) {
-  // expected-error @below {{the schedule must have warps, stages, blocks, min_tiles, combine, split, which select-kv-schedule chooses: run it before}}
+  // expected-error @below {{the schedule must have warps, stages, blocks, min_tiles, combine, split_size, which select-kv-schedule chooses: run it before}}
   "kv.attention"(collection = %c, layer = %layer, query = %q, row_offsets = %o, scale = %s, out = %q) {mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {kind = "decode", max_queries = 1 : i64, tile = 16 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
   return
 }
@@ -61,7 +61,7 @@ func.func @latent(%c: !latent, %layer: i32, %q: !queries, %o: !table, %s: f32, %
 func.func @product(%c: !pool, %i: i32, %x: !x, %w: !w, %o: !table, %q: !q) {
   // expected-error @below {{the schedule must have runs, warps, which select-kv-schedule chooses: run it before}}
   "kv.project_append"(collection = %c, layer = %i, x = %x, weight = %w, row_offsets = %o, query_out = %q)
-    {scaling = "none", weight_format = "plain", interleaved = true, eps = 1.0e-6 : f32, schedule = {kind = "whole", max_tokens = 8 : i64, units = 3 : i64}}
+    {scaling = "none", weight_format = "plain", interleaved = true, eps = 1.0e-6 : f32, schedule = {kind = "full_k", max_tokens = 8 : i64, tile_columns = 48 : i64}}
     : (!pool, i32, !x, !w, !table, !q) -> ()
   return
 }

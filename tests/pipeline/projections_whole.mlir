@@ -12,19 +12,19 @@
 !table = memref<?xi32, strided<[1]>, 1>
 !gamma = memref<128xf32, strided<[1]>, 1>
 
-// AMPERE-NOT: kind = "whole"
+// AMPERE-NOT: kind = "full_k"
 // CHECK-LABEL: func.func @products
 func.func @products(%c: !pool, %i: i32, %x: !x, %w: !w, %w5: !w5, %o: !table, %q: !q, %q5: !q5, %g: !gamma) {
-  // CHECK: "kv.project_append"{{.*}}schedule = {kind = "whole", max_tokens = 8 : i64, runs = 1 : i64, units = 3 : i64, warps = 16 : i64}
+  // CHECK: "kv.project_append"{{.*}}schedule = {kind = "full_k", max_tokens = 8 : i64, runs = 1 : i64, tile_columns = 48 : i64, warps = 16 : i64}
   "kv.project_append"(collection = %c, layer = %i, x = %x, weight = %w, row_offsets = %o, query_out = %q)
     {scaling = "none", weight_format = "plain", interleaved = true, eps = 1.0e-6 : f32, schedule = {max_tokens = 8 : i64}}
     : (!pool, i32, !x, !w, !table, !q) -> ()
-  // CHECK: "kv.project_append"{{.*}}schedule = {atoms = 1 : i64, kind = "whole", max_tokens = 1024 : i64, rows = 256 : i64, stages = 3 : i64, units = 12 : i64}
+  // CHECK: "kv.project_append"{{.*}}schedule = {atoms = 1 : i64, kind = "full_k", max_tokens = 1024 : i64, rows = 256 : i64, stages = 3 : i64, tile_columns = 192 : i64}
   "kv.project_append"(collection = %c, layer = %i, x = %x, weight = %w, row_offsets = %o, query_out = %q)
     {scaling = "none", weight_format = "plain", interleaved = true, eps = 1.0e-6 : f32, schedule = {max_tokens = 1024 : i64}}
     : (!pool, i32, !x, !w, !table, !q) -> ()
   // 107 blocks of 48 columns.
-  // CHECK: "kv.project_append"{{.*}}schedule = {kind = "whole", max_tokens = 8 : i64, runs = 1 : i64, units = 3 : i64, warps = 16 : i64}
+  // CHECK: "kv.project_append"{{.*}}schedule = {kind = "full_k", max_tokens = 8 : i64, runs = 1 : i64, tile_columns = 48 : i64, warps = 16 : i64}
   "kv.project_append"(collection = %c, layer = %i, x = %x, weight = %w5, row_offsets = %o, query_out = %q5)
     {scaling = "none", weight_format = "plain", interleaved = true, eps = 1.0e-6 : f32, schedule = {max_tokens = 8 : i64}}
     : (!pool, i32, !x, !w5, !table, !q5) -> ()
@@ -37,7 +37,7 @@ func.func @products(%c: !pool, %i: i32, %x: !x, %w: !w, %w5: !w5, %o: !table, %q
   "kv.project_append"(collection = %c, layer = %i, x = %x, weight = %w, row_offsets = %o, query_out = %q)
     {scaling = "none", weight_format = "plain", interleaved = true, eps = 1.0e-6 : f32, schedule = {columns = 96 : i64, max_tokens = 128 : i64}}
     : (!pool, i32, !x, !w, !table, !q) -> ()
-  // CHECK: "kv.project_append"{{.*}}schedule = {atoms = 2 : i64, instruction = "wgmma", kind = "few", max_tokens = 8 : i64, rows = 128 : i64, stages = 4 : i64}
+  // CHECK: "kv.project_append"{{.*}}schedule = {atoms = 2 : i64, instruction = "wgmma", kind = "stream_k", max_tokens = 8 : i64, rows = 128 : i64, stages = 4 : i64}
   "kv.project_append"(collection = %c, layer = %i, x = %x, weight = %w, row_offsets = %o, query_out = %q, q_gamma = %g, k_gamma = %g)
     {scaling = "none", weight_format = "plain", interleaved = true, eps = 1.0e-6 : f32, schedule = {max_tokens = 8 : i64}}
     : (!pool, i32, !x, !w, !table, !q, !gamma, !gamma) -> ()

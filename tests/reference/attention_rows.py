@@ -310,7 +310,7 @@ PAGES = [
 # --- decode ------------------------------------------------------------------------------------------
 
 COMBINED = {"combine": 4, "min_tiles": 2}
-FIXED = {"batch_invariant": True, "split": 64}
+FIXED = {"batch_invariant": True, "split_size": 64}
 OTHERS = [150, 0, 7, 0], [1, 2, 1, 2]  # keys of their own count: sequence 1 has queries and no key
 DECODES = [
     row("a long sequence is split and merged", "decode", *LONG, heads=2, group=2),
@@ -360,7 +360,7 @@ DECODES = [
     row("warps share columns of many rows", "| decode", *FEW, dtype="f16", head_size=512, group=16, heads=2),
     row("warps share 8-bit columns, fixed splits, combined", "| decode", *LONG, dtype="f8e4m3", head_size=192,
         group=16, heads=2,
-        schedule={"combine": 4, "batch_invariant": True, "split": 32}),
+        schedule={"combine": 4, "batch_invariant": True, "split_size": 32}),
     row("narrow heads that a warp takes as one", "decode", [300, 0, 7], [1, 2, 1], head_size=8, heads=4, group=3,
         sinks=True, slopes=True, mask=window(21)),
     row("narrow heads of 16, six of them", "| decode", [300, 0, 7], [1, 2, 1], dtype="f16", head_size=16, heads=6,
@@ -380,7 +380,7 @@ DECODES = [
     row("the same, combined", "| decode", [69] * 3, [1] * 3, dtype="f16", head_size=32,
         schedule={"combine": 4, "min_tiles": 1}),
     row("a padded batch, combined, fixed splits", "decode", [300, 3, 150], [1, 2, 1], heads=2, group=2,
-        form=Padded(), schedule={"combine": 4, "split": 64}),
+        form=Padded(), schedule={"combine": 4, "split_size": 64}),
     row("a padded batch with sinks and softcap", "| decode", [12, 0, 40], [3, 2, 1], form=Padded(), sinks=True,
         softcap=2.0, scale=0.3),
     row("generations before and after Hopper", "decode-sm_80 mma-sm_100a | decode-sm_100a simt-sm_80", [70, 20], [2, 1],

@@ -336,15 +336,15 @@ FOREIGN = [
 
 # --- projections -------------------------------------------------------------------------------------
 
-TILE, SMALL = {"kind": "tile"}, {"kind": "few", "max_tokens": 16}
-WHOLE: dict[str, Any] = {"kind": "whole", "max_tokens": 16}
+TILE, SMALL = {"kind": "tile"}, {"kind": "stream_k", "max_tokens": 16}
+WHOLE: dict[str, Any] = {"kind": "full_k", "max_tokens": 16}
 WIDE: dict[str, Any] = {"dtype": "bf16", "head_size": 64}
 MANY: dict[str, Any] = {"cached": [5, 0, 33, 16], "new": [3, 61, 0, 39]}
 THREE: dict[str, Any] = {"cached": [5, 0, 33], "new": [3, 2, 9]}
 UNITS = {
-    "mma": (STEP, {**WHOLE}), "wgmma": (STEP, {**WHOLE, "max_tokens": 64, "units": 3}),
-    "tiles": (MANY, {**WHOLE, "max_tokens": 128, "units": 5, "rows": 64}),
-    "wide": (MANY, {**WHOLE, "max_tokens": 256, "units": 6, "rows": 256}),
+    "mma": (STEP, {**WHOLE}), "wgmma": (STEP, {**WHOLE, "max_tokens": 64, "tile_columns": 48}),
+    "tiles": (MANY, {**WHOLE, "max_tokens": 128, "tile_columns": 80, "rows": 64}),
+    "wide": (MANY, {**WHOLE, "max_tokens": 256, "tile_columns": 96, "rows": 256}),
 }  # fmt: skip
 PROJECTIONS = [
     row("queries and cache", "host auto", project, dtype="bf16", page_size=4, spare=3, **STEP),
@@ -408,8 +408,8 @@ PROJECTIONS = [
     *(row(f"a weight that is promised to be there: {name}", kernels, project, heads=2, k=192, spare=2,
           schedule={**entries, "max_tokens": most, "early": True}, cached=[5, 0, 33, 16], new=new, **WIDE)
       for name, kernels, entries, new, most in (
-          ("few", "auto", {"kind": "few"}, [3, 9, 0, 9], 64),
-          ("few, several blocks", "| auto", {"kind": "few"}, [3, 61, 0, 9], 128),
+          ("few", "auto", {"kind": "stream_k"}, [3, 9, 0, 9], 64),
+          ("few, several blocks", "| auto", {"kind": "stream_k"}, [3, 61, 0, 9], 128),
           ("tiles", "| auto", {"kind": "tile", "rows": 64, "columns": 80}, [3, 9, 0, 9], 64),
           ("whole", "| auto", {**WHOLE}, [3, 2, 0, 9], 16))),
     *(row(f"mma.sync through memory, {dtype}", kernels, project, heads=3, k=192, spare=2, bias="f32", schedule=TILE,
@@ -461,7 +461,7 @@ GROUPS = [
           FORMATS, ("bf16", "f16") * 4, ("auto | sm_80 sm_100a", "| sm_80 auto", "| auto sm_100a", "sm_100a | auto",
           "sm_80 | auto", "| auto sm_100a", "| sm_80 auto", "auto | sm_80"), strict=True)),
     *(row(f"{element} by {size} of {scale} is converted on its way to wgmma, {most} tokens",
-          "auto" if i == 1 else "| auto", project, k=512, schedule={"kind": "few", "max_tokens": most},
+          "auto" if i == 1 else "| auto", project, k=512, schedule={"kind": "stream_k", "max_tokens": most},
           **groups(element, size, scale, more), **WIDE, cached=[5, 0, 33], new=new)
       for i, (element, size, scale, more) in enumerate(FORMATS)
       for most, new in [((64, [3, 0, 50]), (256, [90, 3, 70]))[i % 4 == 2]]),

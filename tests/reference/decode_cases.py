@@ -20,7 +20,7 @@ from .random_caches import random_problem, random_query, random_values
 def batch_invariance(place: Place, case: Case, split: int) -> None:
     """A sequence alone has the bits that it has in its batch, whichever kernel merges its parts."""
     case = replace(case, spread=8.0)  # maxima of splits are orders apart
-    schedule = {"kind": "decode", "batch_invariant": True, "split": split, "max_queries": max(case.new)}
+    schedule = {"kind": "decode", "batch_invariant": True, "split_size": split, "max_queries": max(case.new)}
     case = replace(case, schedule=schedule)
     case.check(place)
     together = case.run(place)

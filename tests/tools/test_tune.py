@@ -206,6 +206,19 @@ def test_an_entry_of_tiles_that_is_not_legal_is_refused(table, schedule, message
         tuned.load(table)
 
 
+def test_a_table_with_old_names_is_read_and_written_with_new_ones(table):
+    case = {"target": "sm_90a", "dtype": "i8", "query": "bf16", "heads": 8, "size": 128, "page": 16, "group": 4}
+    record = {"case": {**case, "queries": 0}, "schedule": {"keys": 64, "slots": 4}, "us": 3.0}
+    table.write_text(json.dumps({"version": 1, "tile": [record]}))
+    with pytest.warns(DeprecationWarning, match="the schedule entry 'slots' is 'staging_stages' now"):
+        assert list(tuned.load(table).values()) == [{"keys": 64, "staging_stages": 4}]
+    with pytest.warns(DeprecationWarning, match="'staging_stages' now"):
+        tuned.save(table, [(PROMPTS.space.key(SM90), {"keys": 80}, 9.0)])
+    assert [r["schedule"] for r in json.loads(table.read_text())["tile"]] == [
+        {"keys": 64, "staging_stages": 4}, {"keys": 80},
+    ]  # fmt: skip
+
+
 NARROW = tune.Case("f8e4m3", 1, 4096, 8, 8, 64, 16, 512, kind="tile")
 
 
@@ -225,7 +238,7 @@ def test_the_search_over_tiles_measures_legal_schedules_once(case):
     assert found.measured == len(seen) - 1 == len({tuple(sorted(s.items())) for s in seen})
     for name in schedules.TILED.names:
         converts = tile_schedule.TileConfig(case.space.case).converts
-        of_bytes, as_stored = ("producers", "slots", "stored_keys"), ("split_columns", "parts")
+        of_bytes, as_stored = ("producers", "staging_stages", "stored_keys"), ("split_columns", "parts")
         assert len({s[name] for s in seen}) > 1 or name in (as_stored if converts else of_bytes), name
 
 

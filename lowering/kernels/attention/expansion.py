@@ -157,7 +157,7 @@ def few_of_launch(op: Any, at: Expansion) -> Ix | None:
     With a chosen schedule, 0 unless the sequences have on average less than a fourth of the longest one's new tokens:
     for a batch of prompts the second kernel is not worth its launch.
     """
-    few = at.schedule.get("few", 0)
+    few = at.schedule.get("decode_threshold", 0)
     if not few or not at.schedule["uneven"]:
         return at.constant(few) if few else None
     longest = at.field(op.collection, "max_seq_length").wide * batch_of(op, at)

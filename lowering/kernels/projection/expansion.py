@@ -2,8 +2,8 @@
 """kv.project_append and kv.project_append_padded: products whose columns are written to queries and a cache.
 
 A product kernel computes C = x weight^T, and a :class:`HeadWriter` writes its heads to the query output and the cache.
-For many tokens (projection/heads.py) and for kind ``whole`` one kernel does both; otherwise rounded products go through
-a workspace.
+For many tokens (projection/heads.py) and for kind ``full_k`` one kernel does both; otherwise rounded products go
+through a workspace.
 """
 
 from __future__ import annotations
@@ -141,7 +141,8 @@ def kind_of(op: Any, at: Expansion, case: Projection) -> str:
     if tokens is None or tokens > projection_few.TOKENS[-1]:
         few.append(f"needs max_tokens of at most {projection_few.TOKENS[-1]}, got {tokens}")
     whole = projection_whole.problems(op, case, at)
-    why = {"few": few, "whole": whole, "tile": projection_tiles.problems(plain_case(case), at.target, alignment)}
+    of_tiles = projection_tiles.problems(plain_case(case), at.target, alignment)
+    why = {"stream_k": few, "full_k": whole, "tile": of_tiles}
     if kind is not None:
         for problem in why.get(kind, ()):
             raise ValueError(f"a schedule of kind {kind} {problem}")
@@ -149,14 +150,14 @@ def kind_of(op: Any, at: Expansion, case: Projection) -> str:
     if at.target.is_host:
         return "host"
     declared = OPERATIONS[op.operation.name]
-    of_whole = at.schedule.keys() <= set(declared.names(declared.kind("whole")))
-    if by_wgmma and not whole and of_whole and tokens <= measured("projected_whole_tokens", at.target):
-        return "whole"
-    best = measured("projected_few_tokens", at.target)[WGMMA if by_wgmma else MMA]
+    of_whole = at.schedule.keys() <= set(declared.names(declared.kind("full_k")))
+    if by_wgmma and not whole and of_whole and tokens <= measured("full_k_tokens", at.target):
+        return "full_k"
+    best = measured("stream_k_tokens", at.target)[WGMMA if by_wgmma else MMA]
     if not by_wgmma and projection_few_stored.takes(op, case, at):
-        best = measured("projected_few_stored_tokens", at.target)
-    first = "few" if tokens is not None and tokens <= best else "tile"
-    return next((kind for kind in (first, "tile", "few") if not why[kind]), "simt")
+        best = measured("stream_k_stored_tokens", at.target)
+    first = "stream_k" if tokens is not None and tokens <= best else "tile"
+    return next((kind for kind in (first, "tile", "stream_k") if not why[kind]), "simt")
 
 
 def launch_few(op: Any, case: Projection, at: Expansion) -> None:
@@ -174,18 +175,18 @@ def launch_few(op: Any, case: Projection, at: Expansion) -> None:
 def project_append(op: Any, at: Expansion) -> None:
     case = Projection.of(op, at)
     schedule = complete(case, at)
-    if at.kind == "whole":
+    if at.kind == "full_k":
         if projection_whole.by_mma(case, schedule["max_tokens"]):
             projection_whole_mma.launch(op, projection_whole_mma.configured(case, schedule), at)
         else:
             projection_whole_tiles.launch(op, projection_whole_tiles.chosen(case, schedule, at.target), at)
         return
-    if at.kind == "few" and not few_by_wgmma(case, at.target):
+    if at.kind == "stream_k" and not few_by_wgmma(case, at.target):
         launch_few(op, case, at)
         return
     if case.scaling == "group":
         op, case = with_values(op, at, "x", "weight"), plain_case(case)
-    if at.kind == "few":
+    if at.kind == "stream_k":
         projection_few.launch(op, projection_few.chosen(case, schedule), at)
         return
     if at.kind == "tile":

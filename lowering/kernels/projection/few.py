@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""kv.project_append for few tokens, limited by reading the weight: kind ``few``.
+"""kv.project_append for few tokens, limited by reading the weight: kind ``stream_k``.
 
 The product is C^T = weight x^T: a tile is 128 rows of the weight times all tokens, of which wgmma needs only 8, so no
 rows of the product are wasted. One block per tile would load the multiprocessors unevenly, so stream-K divides all

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""kv.project_append for few tokens by mma.sync, over an unconverted weight: kind ``few`` where wgmma does not apply.
+"""kv.project_append for few tokens by mma.sync, over an unconverted weight: kind ``stream_k`` without wgmma.
 
 As in projection/few.py, the weight has the rows, stream-K divides the tiles' k-steps evenly among blocks, and a second
 kernel adds partial results and writes heads. A thread loads 16 bytes of each of two rows, those of the next steps while
@@ -41,7 +41,7 @@ WITHIN = {bf16: (bf16, f8e4m3, f8e8m0), f16: (f16, f8e4m3)}
 
 @dataclass(frozen=True)
 class Config:
-    """What the kernel is specialised for: the products of ``few`` over a weight as it is ``stored``."""
+    """What the kernel is specialised for: the products of kind ``stream_k`` over a weight as it is ``stored``."""
 
     few: Few
     stored: Stored
@@ -151,7 +151,7 @@ def weight_pairs(config: Config, words: Any, scales: Any, lows: Any) -> list[Any
 
 
 def product_kernel(config: Config, early: bool) -> Any:
-    """Partial results as in kind ``few``: block i's of tile p in the rows from (i + p) * ``rows`` up."""
+    """Partial results as in kind ``stream_k``: block i's of tile p in the rows from (i + p) * ``rows`` up."""
     few, stored, E, N = config.few, config.stored, config.elements, config.tokens
     steps, columns, STEP = few.steps, few.case.columns, few.step
     CHUNKS = STEP * few.case.x.itemsize // BYTES  # per token and step

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""kv.project_append by wgmma with a weight that is converted in registers: kind ``few`` from 64 tokens up.
+"""kv.project_append by wgmma with a weight that is converted in registers: kind ``stream_k`` from 64 tokens up.
 
 The weight has the rows, and stream-K divides the tiles' k-steps evenly among blocks, as in the other kernels of this
 kind. TMA copies unconverted rows to a circular buffer; eight warps load 16 bytes of two of their 16 rows and convert

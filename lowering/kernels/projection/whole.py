@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""kv.project_append in one kernel whose blocks multiply all of K for their columns: kind ``whole``.
+"""kv.project_append in one kernel whose blocks multiply all of K for their columns: kind ``full_k``.
 
 Splitting K (stream-K) needs partial results in a workspace, and a second kernel. If heads are neither normalised nor
 quantized, a column depends only on the column that it is rotated with. So columns form units of 16: 8 columns of a head
@@ -81,16 +81,15 @@ def even(case: Projection, tokens: int, rows: int, units: int) -> bool:
     return waves <= 2 and busiest <= measured("projected_uneven")
 
 
-def tile_for(case: Projection, tokens: int, rows: int | None = None, units: int | None = None) -> tuple[int, int]:
-    """(tokens, units) per tile: the given ones, or those with which the device finishes soonest.
+def tile_for(case: Projection, tokens: int, rows: int | None = None, columns: int | None = None) -> tuple[int, int]:
+    """(tokens, units of 16 columns) per tile: the given ones, or those with which the device finishes soonest.
 
     Up to FULL tokens these distribute the reads of the weight evenly; beyond, they are even tiles with the fewest
     ``projection_tiles.cycles``, and among them those that copy least. 8-bit operands have tiles of FULL tokens.
-    ``projection_tiles.cycles``, and of those the ones that copy least. Operands of 8 bits have tiles of FULL tokens.
     """
     heights = [rows] if rows else [FULL] if tokens <= FULL or case.x is f8e4m3 else list(MOST_UNITS)
     most = dict.fromkeys(heights, MMA_UNITS) if by_mma(case, tokens) else {64: MOST_UNITS[FULL], **MOST_UNITS}
-    choices = [(r, u) for r in heights for u in ([units] if units else range(1, most[r] + 1))]
+    choices = [(r, u) for r in heights for u in ([columns // UNIT] if columns else range(1, most[r] + 1))]
 
     def order(choice: tuple[int, int]) -> tuple[float, ...]:
         r, u = choice

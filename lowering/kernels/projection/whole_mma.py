@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""kv.project_append for up to 16 tokens in one kernel by mma.sync: kind ``whole``, limited by memory bandwidth.
+"""kv.project_append for up to 16 tokens in one kernel by mma.sync: kind ``full_k``, limited by memory bandwidth.
 
 Warps divide K. Operands bypass shared memory, since only one warp of the block multiplies each element:
 
@@ -60,6 +60,11 @@ class Config:
     constant: bool = False
 
     @property
+    def tile_columns(self) -> int:
+        """Columns per tile."""
+        return self.units * UNIT
+
+    @property
     def step(self) -> int:
         """Elements of K per step of a warp."""
         return self.runs * LANES * BYTES // self.case.x.itemsize
@@ -81,7 +86,7 @@ class Config:
 def chosen(case: Projection, schedule: Mapping[str, Any]) -> Config:
     """The units per block that load the device most evenly, and as many loads in flight as registers allow."""
     tokens = next(n for n in MMA_TOKENS if n >= schedule["max_tokens"])
-    _, units = tile_for(case, tokens, units=schedule.get("units"))
+    _, units = tile_for(case, tokens, columns=schedule.get("tile_columns"))
     of_tokens = tokens // COLUMNS
     for most, warps, runs in HELD:
         config = Config(case, tokens, units, runs, warps)
@@ -94,7 +99,7 @@ def chosen(case: Projection, schedule: Mapping[str, Any]) -> Config:
 def configured(case: Projection, schedule: Mapping[str, Any]) -> Config:
     """The configuration of a complete schedule."""
     tokens = next(n for n in MMA_TOKENS if n >= schedule["max_tokens"])
-    return Config(case, tokens, schedule["units"], schedule["runs"], schedule["warps"])
+    return Config(case, tokens, schedule["tile_columns"] // UNIT, schedule["runs"], schedule["warps"])
 
 
 def kernel_of(config: Config, units: Units, early: bool) -> Any:

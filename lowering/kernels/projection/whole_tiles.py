@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""kv.project_append in one kernel by wgmma: kind ``whole`` where mma.sync has too few registers.
+"""kv.project_append in one kernel by wgmma: kind ``full_k`` where mma.sync has too few registers.
 
 Blocks have units of 16 columns, and all of K for them, as in projection/whole.py. Tokens are operand A, 64 rows per
 warpgroup; rows of the weight are operand B without conversion. Boxes of 8 rows are swizzle atoms, so a tile can consist
@@ -58,6 +58,11 @@ class Config:
     atoms: int = 2
     stages: int = 4
     constant: bool = False
+
+    @property
+    def tile_columns(self) -> int:
+        """Columns per tile."""
+        return self.units * UNIT
 
     @property
     def step(self) -> int:
@@ -142,7 +147,7 @@ def chosen(case: Projection, schedule: Any, target: Target) -> Config:
         If the given stages, or two, do not fit.
     """
     tokens = next((n for n in TOKENS if n >= schedule["max_tokens"]), schedule["max_tokens"])
-    rows, units = tile_for(case, tokens, schedule.get("rows"), schedule.get("units"))
+    rows, units = tile_for(case, tokens, schedule.get("rows"), schedule.get("tile_columns"))
     atoms = schedule.get("atoms", 2 if tokens * case.x.itemsize <= FULL else 1)
     atoms = atoms if case.k % (atoms * SWIZZLE // case.x.itemsize) == 0 else 1
     together = units if rows < 192 else 4

@@ -42,7 +42,8 @@ def refuse_what_needs_a_gpu(function: ir.Operation) -> None:
     """Report the first op that needs concurrent threads or GPU hardware."""
     for op in walk(function, lambda name: True):
         if op.name in _TOGETHER:
-            fail(op, "needs the threads of a block to run together: the host target runs them one after another")
+            what = "needs the threads of a block to run together: the host target runs them one after another"
+            fail(op, f"{what}; run it on a GPU, or in the emulator (kv.emulated)")
         if op.name.startswith(("nvvm.", "nvgpu.")) or op.name == "llvm.inline_asm":
             fail(op, "is an instruction of NVIDIA GPUs: the host target has none")
         if op.name == "llvm.intr.trap":

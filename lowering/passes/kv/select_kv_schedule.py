@@ -18,7 +18,7 @@ from typing import Any
 from mlir import ir
 
 from kvarn.dialect import schedules
-from kvarn.dialect.verify import attribute_of
+from kvarn.dialect.verify import attribute_of, python_values
 from kvarn.lowering.kernels.attention import expansion as attention
 from kvarn.lowering.kernels.base import Expansion
 from kvarn.lowering.kernels.common import row_alignment
@@ -58,9 +58,9 @@ def attention_entries(op: Any, at: Expansion, without: Collection[str]) -> dict[
         remark(op.operation, "missed", f"kind {kind} is not the fastest: {why}")
     if kind == "tile":
         given = {**schedules.TILED.left_out(without), **at.schedule}
-        few, uneven = given.pop("few", None), given.pop("uneven", False)
-        if few is None:
-            few, uneven = attention.few_queries(case, attention.Place.of(op, at)), True
+        threshold, uneven = given.pop("decode_threshold", None), given.pop("uneven", False)
+        if threshold is None:
+            threshold, uneven = attention.few_queries(case, attention.Place.of(op, at)), True
         if "max_queries" not in at.schedule:
             given.pop("max_batch", None)  # the decode kernel's: tiles do not depend on the number of sequences
         entries = tile_schedule.choose(case, at.target, given, at.tuned)
@@ -68,24 +68,26 @@ def attention_entries(op: Any, at: Expansion, without: Collection[str]) -> dict[
         why_converted = tile_schedule.why_not_stored(config) if config.converts else None
         if why_converted is not None:
             remark(op.operation, "missed", f"keys are converted before they are multiplied: {why_converted}")
-        return {"kind": kind, **entries, **(few_entries(op, case, at, few, uneven) if few else {})}
+        of_decode = decode_entries(op, case, at, threshold, uneven) if threshold else {}
+        return {"kind": kind, **entries, **of_decode}
     if kind != "decode":
         return {"kind": kind}
     config = DecodeConfig(case, at.schedule["max_queries"])
     return {"kind": kind, **decode_table.choose(at.target, config, at.schedule, at.tuned)}
 
 
-def few_entries(op: Any, case: Any, at: Expansion, few: int, uneven: bool) -> dict[str, Any]:
-    """The schedule of the decode kernel for the sequences of up to ``few`` new tokens.
+def decode_entries(op: Any, case: Any, at: Expansion, threshold: int, uneven: bool) -> dict[str, Any]:
+    """The schedule of the decode kernel for the sequences of up to ``threshold`` new tokens in a mixed batch.
 
-    ``uneven``: not every batch is divided.
+    ``uneven``: only batches of uneven sequences are divided.
     """
     place = attention.Place.of(op, at)
-    for problem in attention.decode_problems(case, place, place.max_batch, few):
-        raise ValueError(f"the schedule's few asks for a kernel of kind decode, which {problem}")
+    for problem in attention.decode_problems(case, place, place.max_batch, threshold):
+        raise ValueError(f"the schedule's decode_threshold asks for a kernel of kind decode, which {problem}")
     given = {name: at.schedule[name] for name in ("max_batch", "batch_invariant") if name in at.schedule}
-    found = decode_table.choose(at.target, DecodeConfig(case, few), given, at.tuned)
-    return {"few": few, "uneven": uneven} | {schedules.PREFIX_OF_FEW + name: value for name, value in found.items()}
+    found = decode_table.choose(at.target, DecodeConfig(case, threshold), given, at.tuned)
+    prefixed = {schedules.PREFIX_OF_DECODE + name: value for name, value in found.items()}
+    return {"decode_threshold": threshold, "uneven": uneven} | prefixed
 
 
 def latent_entries(op: Any, at: Expansion, without: Collection[str]) -> dict[str, Any]:
@@ -165,12 +167,23 @@ def _require(operation: str, schedule: Mapping[str, Any], target: Target, kind: 
         raise ValueError(f"the schedule's {problem}")
 
 
+def _rename_entries(op: ir.Operation) -> None:
+    """Replace old names in the schedule of an operation."""
+    if "schedule" in op.attributes:
+        given = python_values(op.attributes["schedule"])
+        with op.location:
+            renamed = schedules.current(op.name, given)
+            if renamed is not given:
+                op.attributes["schedule"] = ir.DictAttr.get({name: attribute_of(v) for name, v in renamed.items()})
+
+
 @kv_pass(Options)
 def run(module: ir.Module, options: Options) -> None:
     target, without = by_name(options.target), options.without.split(",")
     for op in kv_ops(module):
         if op.name not in schedules.OPERATIONS:
             continue
+        _rename_entries(op)
         try:
             found = chosen(op, target, without)
         except ValueError as error:

@@ -1,28 +1,29 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Choose how tiles are spread over threads and memory: from the products outwards.
+"""Choose the register and shared-memory layout of every tile, starting from the products.
 
-A product's instruction decides where its operands lie and how its result is spread (``dialect.tile_layout``);
-everything computed from it element by element, and the vectors that meet it, follow. ``wgmma``: warpgroups stacked in
-64 rows each; B in shared memory, swizzled, and of 8-bit elements with its rows as columns there, as the instruction has
-no other form; A in shared memory where it is loaded, in registers where it is computed.
-``mma.sync``: warps stacked in 16 rows each; B in shared memory; A in registers, also rows of a buffer of no more than
-128 columns. Where the schedule says ``across``, up to so many stacks of warps stand beside one another, each with other
-columns of results, and A lies in shared memory, where it is computed too (``kv.tile_share``). By wgmma whole warpgroups
-do, each with the columns of one instruction. Vectors along the rows are ``rows(wgmma)``, along the columns
-``columns(wgmma:8)``, or of ``mma``; those of tables are ``spread`` over a warpgroup's threads.
+The MMA instruction determines the layouts of its operands and of its accumulator (``dialect.tile_layout``). Elementwise
+results, and vectors that are combined with them, take the layout of the accumulator. The instruction is the schedule's
+``instruction``; without this entry it is wgmma if the target has it and a loop counts the loads of each tile, otherwise
+mma.sync.
 
-Where all products have fewer rows than the warps have in one instruction, or the schedule says ``swapped``, operands
-are swapped: of S = Q K^T the instruction computes S^T = K Q^T, whose rows are the many keys, and of O = P V it computes
-O^T = V^T P^T. Both operands lie in shared memory, weights too. Tiles stay what they are: they have the layout
-``transposed(wgmma:4)``, and their vectors ``rows(transposed(wgmma:4))``.
+1. *wgmma.* Each warpgroup has 64 rows of the accumulator. B is in shared memory, swizzled; 8-bit B is K-major there,
+   the only form that the instruction takes. A is in shared memory if it is loaded, in registers if it is computed.
+2. *mma.sync.* Each warp has 16 rows. B is in shared memory, A in registers, which includes query rows of up to 128
+   columns.
+3. *Columns divided* (``across`` in the schedule). That many groups of warps (mma.sync) or warpgroups (wgmma) have the
+   same rows and different columns of the accumulator. A is then in shared memory, even if it is computed
+   (``kv.tile_share``).
+4. *Operands swapped* (``swapped`` in the schedule, or every product has fewer rows than one instruction of all warps).
+   The instruction computes S^T = K Q^T instead of S = Q K^T, with the keys as its rows, and O^T = V^T P^T instead of
+   O = P V. Both operands are in shared memory, P too. Tiles keep their shapes, with the layout
+   ``transposed(wgmma:4)``.
+5. *8-bit A.* If only operand A takes an 8-bit tile, and columns are not divided, the tile stays 8-bit in shared memory.
+   Threads convert it as they load their fragments (``kv.tile_fragments``), and its scales multiply the product.
 
-A cache's elements of 8 bits that only an instruction's A takes as 16, and no stacks beside others, stay what they are
-in shared memory: threads convert them on the way to registers (``kv.tile_fragments``), and scales of rows multiply the
-product.
-
-A vector that is asked for along several is computed once for each. Tiles that only say which rows are loaded or stored
-are computed element by element where they are used, and take no layout of their own. Which instruction it is says the
-schedule's ``instruction``, or the target: wgmma where it has it.
+A vector with an element per row has the layout ``rows(wgmma)``, one with an element per column ``columns(wgmma:8)``
+(or the same of ``mma``), and the vector that fills a lookup table is ``spread`` over the threads of a warpgroup. A
+vector that is used along both dimensions is computed once for each. Tiles of row indices and masks get no layout: they
+are evaluated per element where rows are loaded or stored.
 
 Before:  %s = "kv.dot"(%q, %k) : (tensor<128x128xbf16>, tensor<128x128xbf16>) -> tensor<128x128xf32>
 After:   %s = "kv.dot"(%q, %k) : (tensor<..., "shared">, tensor<..., "shared">) -> tensor<128x128xf32, "wgmma">
@@ -78,13 +79,13 @@ from kvarn.lowering.tiles.ir import (
 
 LOADS = ("kv.tile_load", "kv.tile_load_rows")
 BESIDE, FRAGMENTS = "kv.tile_beside", "kv.tile_fragments"
-ALONE = 2  # in place of a dimension, of vectors that run along none
-ROW_STEP, MOST_SWAPPED = 8, 256  # rows of swapped operands, which are columns of an instruction
+ALONE = 2  # instead of a dimension: the vector that fills a table runs along neither rows nor columns
+ROW_STEP, MOST_SWAPPED = 8, 256  # of query rows: with swapped operands they are the columns of an instruction
 _LEAVES = ("kv.tile_index", "tensor.splat", "arith.constant")
 
 
 def wgmma_problems(a: ir.Value, b: ir.Value, transposed: bool, accumulators: Accumulators) -> list[str]:
-    """Why a product cannot be wgmma's, one sentence each; empty when it can."""
+    """Why wgmma cannot compute a product, one sentence per reason; empty if it can."""
     (m, k), n, across = shape(a), shape(b)[0 if transposed else 1], accumulators.across
     kind, found, stacked = str(element(a)), [], accumulators.warps // across // GROUP_WARPS
     if kind not in ("bf16", "f16", "f8E4M3FN"):
@@ -94,18 +95,18 @@ def wgmma_problems(a: ir.Value, b: ir.Value, transposed: bool, accumulators: Acc
     step = K_STEP_BYTES if kind == "f8E4M3FN" else K_STEP_BYTES // 2
     if k % step or n % 8 or not 8 <= n <= 256 * across:
         found.append(f"K must be a multiple of {step} and N one of 8 up to {256 * across}, got {k} and {n}")
-    least = COLUMN_STEP if transposed else atom_columns(element(b))  # columns at which B may be read from
+    least = COLUMN_STEP if transposed else atom_columns(element(b))  # B can be read from multiples of this column
     each = n // across
     if across > 1 and (element(a).width != 16 or n % across or each & (each - 1) or each < least):
         found.append(
-            f"with {across} warpgroups beside one another elements must have 16 bits, and each warpgroup a power of "
+            f"with {across} warpgroups that divide columns elements must have 16 bits, and each warpgroup a power of "
             f"two of columns from {least} on, got {kind} and N = {n}"
         )
     return found
 
 
 def swapped_problems(a: ir.Value, b: ir.Value, transposed: bool, accumulators: Accumulators) -> list[str]:
-    """Why a product's operands cannot be swapped, one sentence each; empty when they can."""
+    """Why the operands of a product cannot be swapped, one sentence per reason; empty if they can."""
     (m, terms), (n, k) = shape(a), shape(b) if transposed else shape(b)[::-1]
     kind, found, warps, by_wgmma = str(element(a)), [], accumulators.warps, accumulators.instruction == WGMMA
     kinds = ("bf16", "f16", "f8E4M3FN") if by_wgmma and transposed else ("bf16", "f16")
@@ -122,7 +123,7 @@ def swapped_problems(a: ir.Value, b: ir.Value, transposed: bool, accumulators: A
 
 
 def mma_problems(a: ir.Value, b: ir.Value, transposed: bool, accumulators: Accumulators) -> list[str]:
-    """Why a product cannot be mma.sync's, one sentence each; empty when it can."""
+    """Why mma.sync cannot compute a product, one sentence per reason; empty if it can."""
     (m, k), n = shape(a), shape(b)[0 if transposed else 1]
     kind, found, warps, stacks = str(element(a)), [], accumulators.warps, accumulators.stacks(n)
     if kind not in ("bf16", "f16", "f32"):
@@ -131,7 +132,7 @@ def mma_problems(a: ir.Value, b: ir.Value, transposed: bool, accumulators: Accum
         found.append(f"the tile must have 16 rows for each of the {warps} warps, got {m}")
     if stacks > 1 and (kind == "f32" or m % (WARP_ROWS * warps // stacks)):
         found.append(
-            f"with {stacks} stacks of warps beside one another elements must have 16 bits, and the tile 16 rows for "
+            f"with {stacks} stacks of warps that divide columns elements must have 16 bits, and the tile 16 rows for "
             f"each of the {warps // stacks} warps of a stack, got {kind} and {m}"
         )
     if k % COLUMN_STEP or n % (COLUMN_STEP * stacks):
@@ -141,11 +142,20 @@ def mma_problems(a: ir.Value, b: ir.Value, transposed: bool, accumulators: Accum
 
 @dataclass(frozen=True)
 class Accumulators:
-    """How a kernel's accumulators are spread: by which instruction, over how many warps, and stacks of them.
+    """The accumulator layout of a kernel: its instruction and how its warps divide rows and columns.
 
-    Of up to ``across`` stacks beside one another a tile has as many as its columns allow. Vectors of rows are held by
-    the threads of those with the most: each then has all rows that it has of any tile. ``swapped``: they are the
-    instruction's of transposed tiles.
+    Attributes
+    ----------
+    instruction : str
+        ``wgmma`` or ``mma.sync``.
+    warps : int
+        Of the consumers.
+    across : int
+        Stacks of warps (warps with different rows) that divide the columns of a tile, at most: a narrow tile has
+        fewer. Vectors with an element per row use ``across`` stacks, so that a thread has every row that it needs for
+        any tile.
+    swapped : bool
+        Whether the instruction computes the transpose of each tile.
     """
 
     instruction: str
@@ -154,7 +164,7 @@ class Accumulators:
     swapped: bool = False
 
     def stacks(self, columns: int) -> int:
-        """Stacks of a tile of so many columns: of warps, of fewer than two none are beside others."""
+        """The number of stacks that divide this many columns; mma.sync halves ``across`` until it fits."""
         found = self.across
         while self.instruction == MMA and found > 2 and columns % (COLUMN_STEP * found):
             found //= 2
@@ -164,7 +174,7 @@ class Accumulators:
         return self._name(self.stacks(columns))
 
     def vector(self, dimension: int, extent: int) -> str:
-        """The layout of a vector that runs along rows or columns, or of one that threads compute for all."""
+        """The layout of a vector with an element per row (dimension 0) or per column (1), or that fills a table."""
         if dimension == ALONE:
             return f"spread:{self.warps}"
         if dimension == 0:
@@ -174,7 +184,7 @@ class Accumulators:
 
     @property
     def operand_a(self) -> str:
-        """The layout of operand A of swapped operands whose rows are the instruction's."""
+        """The layout of a tile that is operand A, in registers, once operands are swapped."""
         return f"{ACCUMULATORS[self.instruction]}:{self.warps}"
 
     def _name(self, stacks: int) -> str:
@@ -185,7 +195,7 @@ class Accumulators:
 
 
 class Vectors:
-    """Which vectors run along the rows and which along the columns: groups that element-by-element ops join."""
+    """Which vectors run along rows and which along columns: a union-find over elementwise operations."""
 
     def __init__(self, accumulators: Accumulators) -> None:
         self.accumulators = accumulators
@@ -209,21 +219,21 @@ class Vectors:
     def run_along(self, op: ir.Operation, value: ir.Value, dimension: int) -> None:
         root = self.find(value)
         if self.dimension.setdefault(root, dimension) != dimension:
-            fail(op, "meets vectors that run along different dimensions of tiles: compute it once for each")
+            fail(op, "combines a vector along rows with one along columns: compute it once for each dimension")
 
     def layout(self, value: ir.Value) -> str:
         return self.accumulators.vector(self.dimension.get(self.find(value), 0), shape(value)[0])
 
 
 class Dimensions:
-    """Along which dimension of tiles vectors are asked for: 0 for rows, 1 for columns, ALONE for tables."""
+    """The dimension along which each use needs a vector: 0 for rows, 1 for columns, ALONE for tables."""
 
     def __init__(self, function: ir.Operation) -> None:
         self.same = {v: handed for op in walk(function) for handed in handed_on(op) for v in handed}
-        self.asked: dict[ir.Value, int] = {}  # of vectors whose uses have been looked at
+        self.asked: dict[ir.Value, int] = {}  # by vector whose uses have been visited
 
     def of_use(self, op: ir.Operation, number: int) -> int | None:
-        """What an op asks of an operand; None where any will do."""
+        """The dimension that an op needs of an operand; None if it accepts either."""
         if op.name == "kv.tile_broadcast":
             return ir.IntegerAttr(op.attributes["dimension"]).value
         if op.name == "kv.tile_load_rows":
@@ -239,7 +249,7 @@ class Dimensions:
         return self.fixed(op.operands[number])
 
     def fixed(self, value: ir.Value, seen: set[ir.Value] | None = None) -> int | None:
-        """The dimension of a vector that cannot be computed again: a fold of a tile, also on its way through loops."""
+        """The dimension of a vector that cannot be recomputed: a reduction of a tile, also carried through a loop."""
         seen = set() if seen is None else seen
         if rank(value) != 1 or value in seen:
             return None
@@ -252,21 +262,21 @@ class Dimensions:
 
 
 def _along(load: ir.Operation) -> int:
-    """Along which dimension of products loaded rows run: of B along columns, where they are no rows of warpgroups."""
+    """The dimension of the row indices of a load: columns (1) for a B whose row count is not a multiple of 64."""
     return int(is_second_operand(load.result) and shape(load.result)[0] % WARPGROUP_ROWS > 0)
 
 
 def _is_cheap(op: ir.Operation) -> bool:
-    """Whether an op computes a vector that may as well be computed twice: arithmetic, positions, elements of memory."""
+    """Whether an op computes a vector that is cheap to recompute: arithmetic, indices, gathered elements."""
     known = op.name in (*_LEAVES, "kv.tile_gather") or is_elementwise(op)
     return known and len(op.results) == 1 and rank(op.results[0]) == 1
 
 
 def separate_vectors(function: ir.Operation) -> None:
-    """Compute a vector once for each dimension of tiles that it is asked for along, with what it is made of.
+    """Clone vectors that are used along both dimensions, together with their operands, so that each has one.
 
-    Users come before what they use, so that each asks for one dimension. A copy stands where the op does: of elements
-    of memory it reads what that one reads.
+    The walk visits users before definitions: a cloned user then needs one dimension of its operands. The clone is
+    inserted right after the original, so that a cloned gather reads the same memory state.
     """
     dimensions = Dimensions(function)
     for op in reversed(walk(function)[1:]):
@@ -288,7 +298,7 @@ def separate_vectors(function: ir.Operation) -> None:
 
 
 def separate_leaves(function: ir.Operation) -> None:
-    """Give every use its own position vector and constant, which cost nothing and may need another layout each."""
+    """Clone index vectors and constants per use: they cost nothing, and each use may need another layout."""
     for op in ops_named(function, *_LEAVES):
         if not op.results or rank(op.results[0]) != 1:
             continue
@@ -299,7 +309,7 @@ def separate_leaves(function: ir.Operation) -> None:
 
 
 def handed_on(op: ir.Operation) -> list[list[ir.Value]]:
-    """Values that structured control flow hands on to one another, and so need one layout: lists of the same value."""
+    """Groups of values that structured control flow passes to one another, which therefore need one layout."""
     if op.name not in ("scf.for", "scf.if", "scf.while"):
         return []
     blocks = [b for r in op.regions for b in r.blocks]
@@ -316,7 +326,7 @@ def handed_on(op: ir.Operation) -> list[list[ir.Value]]:
 
 
 def vectors_of(function: ir.Operation, accumulators: Accumulators) -> Vectors:
-    """The groups of a kernel's vectors."""
+    """The vectors of a kernel, grouped by the operations that need them in one layout."""
     found = Vectors(accumulators)
     for op in walk(function):
         for same in handed_on(op):
@@ -344,9 +354,10 @@ def vectors_of(function: ir.Operation, accumulators: Accumulators) -> Vectors:
 
 
 def place_operands(function: ir.Operation, accumulators: Accumulators) -> dict[ir.Value, str]:
-    """The layouts of the tiles that lie in shared memory: those that products read there.
+    """The shared-memory layouts of the operands that products read from shared memory.
 
-    A of warps that stand beside others is one of them, also where it is computed: each has some of its columns.
+    Where warps divide columns, or operands are swapped, every warp reads all of A: a computed A is then copied to
+    shared memory (``kv.tile_share``).
     """
     shared: dict[ir.Value, str] = {}
     for op in ops_named(function, "kv.dot"):
@@ -361,7 +372,7 @@ def place_operands(function: ir.Operation, accumulators: Accumulators) -> dict[i
             fail(op, f"has no instruction on this target{' with swapped operands' if swapped else ''}: {problem}")
         maker = defining_op(b)
         if maker is None or maker.name not in (*LOADS, BESIDE, FRAGMENTS):
-            fail(op, "needs a loaded tile as its second operand: only those lie in shared memory")
+            fail(op, "needs a loaded tile as its second operand: only loaded tiles are in shared memory")
         along_k = str(element(b)) == "f8E4M3FN" and not op.opview.transpose_b.value
         place = SHARED_TRANSPOSED if along_k else SHARED
         if maker.name == BESIDE:
@@ -379,10 +390,10 @@ def place_operands(function: ir.Operation, accumulators: Accumulators) -> dict[i
 
 
 def keep_stored(function: ir.Operation, accumulators: Accumulators, target: str) -> None:
-    """Let tiles of 8-bit elements that only an instruction's A takes be copied as they are stored.
+    """Keep 8-bit tiles that only operand A takes unconverted in shared memory.
 
-    Threads convert them on the way to registers (``kv.tile_fragments``). Scales, one of each row, multiply results or,
-    where rows are what is summed over, the weights.
+    Threads convert them as they load fragments (``kv.tile_fragments``). The scales, one per token, multiply the result
+    or, if the product sums over tokens (P V), the weights P.
     """
     of_a = 1 if accumulators.swapped else 0
     for load in ops_named(function, "kv.tile_load"):
@@ -398,7 +409,7 @@ def keep_stored(function: ir.Operation, accumulators: Accumulators, target: str)
         if why is None and spec.quantized and True in summed and any(_weights(product) is None for product in dots):
             why = "its scales cannot multiply weights of bf16 before they are rounded"
         if why is not None:
-            remark(load, "missed", f"tile is converted in shared memory, not by those who multiply it: {why}")
+            remark(load, "missed", f"tile is converted in shared memory, not in registers: {why}")
             continue
         remark(load, "passed", f"tile of {rows}x{columns} is converted in registers, from {spec.data_dtype.name}")
         scales = None
@@ -413,18 +424,18 @@ def keep_stored(function: ir.Operation, accumulators: Accumulators, target: str)
             if scales is not None:
                 scale_weights(product, scales) if True in summed else scale_results(product, scales, of_a)
         load.result.set_type(tile_type((rows, columns), ir.Type.parse(spec.data_dtype.mlir), SHARED))
-        if of_a and True not in summed:  # the others lie as tiles do that are computed
+        if of_a and True not in summed:  # a tile that is summed over has the layout of computed tiles
             set_layout(held, accumulators.operand_a)
 
 
 def _weights(product: ir.Operation) -> ir.Operation | None:
-    """The op that rounds what a product multiplies by to bf16; None of anything else."""
+    """The op that rounds A of a product to bf16; None if A is made otherwise."""
     made = defining_op(product.opview.a)
     return made if made is not None and made.name == "arith.truncf" and str(element(made.result)) == "bf16" else None
 
 
 def scale_weights(product: ir.Operation, scales: ir.Value) -> None:
-    """Let what a product multiplies by be multiplied by numbers of the rows of B, before it is rounded."""
+    """Multiply A of a product by scales of the rows of B, before A is rounded."""
     rounded = _weights(product)
     with ir.InsertionPoint(product), product.location:
         factors = tile_broadcast(scales, 1, shape(rounded.operands[0])[0])
@@ -433,7 +444,7 @@ def scale_weights(product: ir.Operation, scales: ir.Value) -> None:
 
 
 def scale_results(product: ir.Operation, scales: ir.Value, dimension: int) -> None:
-    """Let a product's rows or columns be multiplied by numbers, before they are added to anything."""
+    """Multiply the rows or columns of a product by scales, before they are added to its accumulator."""
     op = product.opview
     with ir.InsertionPoint(product), product.location:
         made = dot(op.a, op.b, transpose_b=op.transpose_b.value)
@@ -444,7 +455,7 @@ def scale_results(product: ir.Operation, scales: ir.Value, dimension: int) -> No
 
 
 def _held(a: ir.Value) -> bool:
-    """Whether warps load A of mma.sync to registers, for all products of it: few rows of a buffer of 16 bits."""
+    """Whether warps load A of mma.sync to registers once for all its products: 16-bit query rows that fit them."""
     if element(a).width != 16:
         return False
     makers = [defining_op(v) for v in loaded(a) or ()]
@@ -452,7 +463,7 @@ def _held(a: ir.Value) -> bool:
 
 
 def loaded(value: ir.Value) -> set[ir.Value] | None:
-    """The values on the way from a load to here, if all that happens to it happens there; None of other values."""
+    """The values from a load to this value, if all ops between work in shared memory; None if there is another op."""
     op = defining_op(value)
     if op is None:
         return None
@@ -470,7 +481,7 @@ def loaded(value: ir.Value) -> set[ir.Value] | None:
 
 
 def set_layout(value: ir.Value, layout: str) -> None:
-    """Give a value its layout; a constant's attribute has the type too."""
+    """Set the layout of a value; a constant carries its type in its attribute too."""
     value.set_type(with_layout(value, layout))
     op = defining_op(value)
     if op is not None and op.name == "arith.constant":
@@ -484,16 +495,44 @@ def splat_of_attribute(attribute: ir.Attribute) -> Any:
     return dense.get_splat_value()
 
 
-def choose_instruction(function: ir.Operation, target: str) -> str:
-    """The instruction of a kernel's products: what its schedule says, else the target's best; its schedule says it.
+def why_uncounted(function: ir.Operation) -> tuple[ir.Operation, str] | None:
+    """(a load of a tile for a product, why no loop counts it); None if ``select-kv-copies`` can count all loads."""
+    for load in ops_named(function, "kv.tile_load"):
+        if not any(user.name == "kv.dot" for user in users(load.result)):
+            continue
+        around, parent = [], load.parent
+        while parent is not None and parent.operation.name != "gpu.func":
+            around.append(parent.operation.name)
+            parent = parent.operation.parent
+        loops = [number for number, name in enumerate(around) if name in ("scf.for", "scf.while")]
+        if any(around[number] == "scf.while" for number in loops):
+            return load, "a while loop loads it"
+        if loops and loops != list(range(len(loops))):
+            return load, "a condition in a loop decides whether it is loaded"
+        if len(loops) > 2:
+            return load, f"{len(loops)} loops are nested around it"
+    return None
 
-    Products of f32 are mma.sync's on every target.
+
+def choose_instruction(function: ir.Operation, target: str) -> str:
+    """The MMA instruction of a kernel: its schedule's, otherwise the target's best, which is written to the schedule.
+
+    f32 is multiplied by mma.sync (tf32) on every target. So are tiles whose loads no loop counts: stages for wgmma have
+    mbarriers, whose phases follow from the loop's variable.
     """
     schedule = ir.DictAttr(function.attributes["kv.schedule"]) if "kv.schedule" in function.attributes else ()
     entries = {named.name: named.attr for named in schedule}
     default = WGMMA if by_name(target).has("wgmma") else MMA
     of_f32 = any(str(element(op.opview.a)) == "f32" for op in ops_named(function, "kv.dot"))
-    entries.setdefault("instruction", ir.StringAttr.get(MMA if of_f32 else default))
+    uncounted = why_uncounted(function) if "instruction" not in entries and default == WGMMA and not of_f32 else None
+    if uncounted is not None:
+        load, why = uncounted
+        if any(element(op.opview.a).width == 8 for op in ops_named(function, "kv.dot")):
+            fail(
+                load, f"is a tile of an 8-bit product, which must be loaded in every iteration of a for loop, but {why}"
+            )
+        remark(load, "missed", f"products are computed by mma.sync, not by wgmma: {why}")
+    entries.setdefault("instruction", ir.StringAttr.get(MMA if of_f32 or uncounted else default))
     function.attributes["kv.schedule"] = ir.DictAttr.get(entries)
     found = ir.StringAttr(entries["instruction"]).value
     if found not in ACCUMULATORS:
@@ -507,7 +546,7 @@ def choose_instruction(function: ir.Operation, target: str) -> str:
 
 
 def choose_operands(function: ir.Operation, warps: int) -> bool:
-    """Whether operands are swapped: as the schedule says, else where all products have few rows; it says so then."""
+    """Whether operands are swapped: as the schedule says, otherwise if all products have few rows; sets the entry."""
     schedule, dots = schedule_of(function), ops_named(function, "kv.dot")
     few = [shape(op.opview.a)[0] < WARP_ROWS * warps and element(op.opview.a).width <= 16 for op in dots]
     found = schedule.get(SWAPPED, bool(few) and all(few) and schedule.get("across", 1) == 1)
@@ -519,8 +558,8 @@ def choose_operands(function: ir.Operation, warps: int) -> bool:
 
 @dataclass(frozen=True)
 class Options:
-    """target: whose instructions there are; stored: whether 8-bit elements that only operand A takes stay what they
-    are in shared memory, and those who multiply convert them."""
+    """target: whose instructions are used; stored: whether 8-bit tiles that only operand A takes stay unconverted in
+    shared memory, to be converted as fragments are loaded."""
 
     target: str = "sm_90a"
     stored: bool = True
@@ -538,9 +577,9 @@ def run(module: ir.Module, options: Options) -> None:
             fail(function, f"across must divide the {stacks} warpgroups by {WGMMA}, or warps by {MMA}, got {across}")
         swapped = choose_operands(function, 4 * warpgroups)
         if swapped and across > 1:
-            fail(function, f"swapped operands have all warps beside one another, got across {across}")
+            fail(function, f"across must be 1 with swapped operands, got {across}")
         accumulators = Accumulators(instruction, 4 * warpgroups, across, swapped)
-        if options.stored and across == 1:  # of warps beside others each would convert what all read
+        if options.stored and across == 1:  # warps that divide columns would each convert all of A
             keep_stored(function, accumulators, options.target)
         shared = place_operands(function, accumulators)
         separate_vectors(function)

@@ -1,10 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Spread tiles over threads: values become the vectors that a thread holds, operations what a thread does.
+"""Distribute tiles over threads: a tile becomes the vector of elements that a thread holds.
 
-By the layouts that are there (``assign-kv-layouts``): arithmetic keeps its ops, on vectors; positions are constants
-plus where the thread stands; reductions fold a thread's registers, then the lanes of a row by shuffles; products become
-wgmma, with waits that own what is in flight; circular buffers become shared memory with barriers. Rows of buffers go by
-16 bytes, with indices and masks for each row. What all threads of a kernel do alike stays as it is.
+The layouts of ``assign-kv-layouts`` say which elements a thread has.
+
+1. Arithmetic keeps its ops, on vectors. Tile indices become constants plus the thread's offset.
+2. A reduction folds the registers of a thread, then the lanes of a row by shuffles.
+3. Products become wgmma or mma.sync. A wgmma wait takes and returns every accumulator in flight.
+4. Circular buffers become shared memory with full and empty mbarriers.
+5. Rows of buffers are copied in chunks of 16 bytes, with an index and a mask per row.
+
+Scalars and control flow, which are uniform over the block, stay as they are.
 
 Before:  %x = arith.addf %a, %b : tensor<128x128xf32, "wgmma"> ; %m = "kv.tile_reduce"(%x) {kind = "max", axis = 1}
 After:   %x = arith.addf %a, %b : vector<64xf32> ; vector.shuffle, arith.maxnumf ... ; gpu.shuffle xor
@@ -88,44 +93,44 @@ _CHEAP = ("kv.tile_broadcast", "tensor.splat", "arith.constant")
 _MADE = ("kv.make_stages", "kv.make_queue")
 _COPIES = ("kv.copy_start", "kv.copy_rows_start")
 _PRODUCTS = ("kv.dot", "kv.dot_start")
-SEVERAL = (*PRODUCER_REST, *PRODUCER_GROUPS)  # roles of several of the producer's warps
-# What is no rule's: control flow hands tiles on, and rows of buffers are looked at before everything else.
+SEVERAL = (*PRODUCER_REST, *PRODUCER_GROUPS)  # roles that several producer warps have
+# Ops without a rule: control flow only passes tiles on, and rows of buffers are lowered before everything else.
 _CONTROL = ("scf.for", "scf.if", "scf.while")
 _STRUCTURE = (*_CONTROL, "scf.yield", "scf.condition", "arith.constant")
 _ROWS = ("kv.tile_load_rows", "kv.tile_store_rows", "kv.copy_rows_start")
-ROLE = "kv.role"  # on copies and waits of some of the producer's warps: which
-SLEEP = 200  # nanoseconds between looks of those who copy one tile of rows while the others go through many of keys
-# Weights that small are zeros in 16 bits, and the fast exponential needs three instructions more for them.
+ROLE = "kv.role"  # on copies and waits that only some producer warps execute: their role
+SLEEP = 200  # ns between polls of the warps that copy one tile of rows while others copy many tiles of keys
+# Weights that are denormal in f32 are zero in 16 bits, and a fast exponential that keeps them needs more instructions.
 FLUSH_DENORMALS = '[["denormal-fp-math-f32", "preserve-sign,preserve-sign"]]'
 
 
 class Distribution:
-    """One kernel on its way from tiles to threads."""
+    """The state of distributing one kernel."""
 
     def __init__(self, function: ir.Operation):
         self.function = function
         schedule = schedule_of(function)
         block = next(iter(ir.DenseI32ArrayAttr(function.attributes["kv.block"])))
-        producers, self.slots = producers_of(schedule), schedule.get("slots", SLOTS)
+        producers, self.slots = producers_of(schedule), schedule.get("staging_stages", SLOTS)
         consumers = schedule.get("consumers", block // WARPGROUP - producers)
         self.body = function.regions[0].blocks[0]
         with ir.InsertionPoint.at_block_begin(self.body), function.location:
             proxy = instruction_of(function) == WGMMA
             across = 4 * consumers if schedule.get(SWAPPED) else schedule.get("across", 1)
             self.threads = Threads.of(consumers, producers, proxy, across)
-        self.stages: dict[ir.Value, Any] = {}  # circular buffers and queues, by what stands for them
-        self.partial_tiles: dict[ir.Value, tuple[Stages, Value]] = {}  # by tile, of whose parts the first is there
-        self.products: dict[ir.Value, Product] = {}  # by result: the hash of an op changes with it
+        self.stages: dict[ir.Value, Any] = {}  # circular buffers and work queues, by their SSA value
+        self.partial_tiles: dict[ir.Value, tuple[Stages, Value]] = {}  # only their first part was awaited
+        self.products: dict[ir.Value, Product] = {}  # by result: the hash of an op changes when its operands do
         self.chunks = Chunks(function)
-        self.weights: dict[ir.Value, ir.Value] = {}  # converted, by what they were
-        self.places: dict[SharedLayout, Pointer] = {}  # where kv.tile_stage puts tiles
-        self.staged: list[tuple[SharedLayout, Pointer]] = []  # tiles of rows that were loaded: free once they were read
-        self.columns_of: dict[ir.Value, SharedLayout] = {}  # of what a kv.tile_columns or kv.tile_terms takes
+        self.weights: dict[ir.Value, ir.Value] = {}  # converted softmax weights, by the f32 weights
+        self.places: dict[SharedLayout, Pointer] = {}  # the shared memory of kv.tile_stage
+        self.staged: list[tuple[SharedLayout, Pointer]] = []  # loaded query rows: reusable memory
+        self.columns_of: dict[ir.Value, SharedLayout] = {}  # of the whole tile, by kv.tile_columns
 
     # --- roles -----------------------------------------------------------------------------------------
 
     def in_producer(self, op: ir.Operation) -> bool:
-        """Whether only the producer runs an op."""
+        """Whether an op is in the producer branch."""
         parent, region = op.parent, op.block.region
         while parent is not None and parent.operation.name != "gpu.func":
             operation = parent.operation
@@ -135,7 +140,7 @@ class Distribution:
         return False
 
     def copying(self, op: ir.Operation) -> tuple[Value, int]:
-        """(this thread among those that copy, how many there are) where an op stands."""
+        """(index of this thread among the copying threads, their number) at an op."""
         if self.in_producer(op):
             if ROLE not in op.attributes:
                 return self.threads.block_thread, self.threads.first
@@ -153,7 +158,7 @@ class Distribution:
         return walk(self.function)[1:]
 
     def record(self) -> None:
-        """What ops must be asked before their operands change: extents of products, rows of buffers, roles."""
+        """Collect what is read from tile types before operands become vectors: products, row copies, roles."""
         for branch in ops_named(self.function, "scf.if"):
             role = defining_op(branch.operands[0])
             if role is not None and role.name == "kv.is_role" and role.attributes["role"].value in SEVERAL:
@@ -162,7 +167,7 @@ class Distribution:
         for op in self.ops():
             if op.name not in RULES.table and op.name not in (*_STRUCTURE, *_ROWS) and not is_elementwise(op):
                 if any(is_tile(v) for v in (*op.operands, *op.results)):
-                    fail(op, "takes a tile, and no rule says what a thread does of it")
+                    fail(op, "takes a tile, and has no rule that distributes it over threads")
             if op.name in _PRODUCTS:
                 self.products[op.result] = self.product(op.opview)
             if op.name in ("kv.tile_columns", "kv.tile_terms"):
@@ -178,14 +183,14 @@ class Distribution:
         for op in ops_named(self.function, *_ROWS):
             with ir.InsertionPoint(op), op.location:
                 of_rows[op.name](op)
-        for op in reversed(self.ops()):  # what only said which rows
+        for op in reversed(self.ops()):  # index and mask tiles, now unused
             if op.name in ("kv.tile_index", "kv.tile_broadcast", "tensor.splat") or is_elementwise(op):
                 if is_tile(op.results[0]) and not any(True for _ in op.results[0].uses):
                     op.erase()
         self.sink()
 
     def folded(self, op: ir.Operation, values: list[ir.Value], layout: RegisterLayout, fold: Fold) -> list[ir.Value]:
-        """Numbers of a thread's places of a layout, folded over lanes and warps, for the result of a reduction."""
+        """Per-thread partial values of a reduction, folded over the lanes and warps that share a row or column."""
         lanes = fold.over_lanes(values, layout)
         if fold.warps == 1:
             return lanes.values
@@ -197,7 +202,7 @@ class Distribution:
         return fold.over_warps(lanes, (layout, register_layout(op.results[0].type)), place)
 
     def convert_with_sums(self, conversion: ir.Operation | None, ready: ir.Operation) -> None:
-        """Let weights be summed up and converted at the same time, where they are to be ready in few bits."""
+        """Mark sums of weights that are then converted to 16 or 8 bits: one pass over the registers does both."""
         if conversion is None or conversion.name not in NARROWS or rank(ready.result) != 2:
             return
         for user in users(conversion.operands[0]):
@@ -205,7 +210,7 @@ class Distribution:
                 user.attributes[WEIGHTS] = ir.TypeAttr.get(element(ready.result))
 
     def confine(self) -> None:
-        """Keep a producer that has nothing to do out of what the consumers do."""
+        """Guard the top-level ops that consume tiles by the consumer branch, if the producer has nothing to copy."""
         for op in [o.operation for o in self.body.operations]:
             if ops_named(op, "kv.consumer_wait"):
                 with ir.InsertionPoint(op), op.location:
@@ -215,7 +220,7 @@ class Distribution:
                 op.move_before(end.operation)
 
     def sink(self) -> None:
-        """Repeat what costs nothing beside its uses: a broadcast carried over to another block would hold registers."""
+        """Clone broadcasts and constants into the blocks that use them: live across blocks they occupy registers."""
         for op in ops_named(self.function, *_CHEAP):
             if rank(op.results[0]) != 2:
                 continue
@@ -229,7 +234,7 @@ class Distribution:
 
     @property
     def grouped(self) -> bool:
-        """Whether buffers are waited for by groups of copies: those of mma.sync, whose targets may lack the rest."""
+        """Whether buffers are awaited by cp.async groups: with mma.sync, whose targets may lack mbarriers and TMA."""
         return not self.threads.proxy
 
     def product(self, op: Any) -> Product:
@@ -238,7 +243,7 @@ class Distribution:
         transposed = op.transpose_b.value != (layout_of(op.b.type) == SHARED_TRANSPOSED)
         lies = self.columns_of.get(op.b, shared_layout(op.b.type))
         place = shared_layout(op.a.type) if layout_of(op.a.type) == SHARED else None
-        in_shared = layout_of(op.b.type) in IN_SHARED  # as B always is, but of swapped operands
+        in_shared = layout_of(op.b.type) in IN_SHARED  # true unless operands are swapped
         k, held = b.shape[1 if op.transpose_b.value else 0], register_layout(result)
         if is_transposed(result):
             return Product(
@@ -278,18 +283,18 @@ class Distribution:
     def load_rows(self, op: ir.Operation) -> None:
         held = layout_of(op.result.type) == ACCUMULATORS[MMA] and element(op.result).width == 16
         if layout_of(op.result.type) != SHARED and not held:
-            fail(op, "loads rows that no product reads from shared memory: load them as elements instead")
+            fail(op, "loads rows that no product reads from shared memory: load them as elements, with gather")
         layout = shared_layout(op.result.type)
         place, several = self.allocate(layout), self.threads.consumers > 1 or layout.rows != WARPGROUP_ROWS
         threads = dataclasses.replace(self.threads, whole=several and is_second_operand(op.result))
         with ir.InsertionPoint(op):
-            if enclosing(op, "scf.for", "scf.while") is not None:  # all have read what the last round put there
+            if enclosing(op, "scf.for", "scf.while") is not None:  # the previous iteration's rows have been read
                 barriers.sync_rows(threads)
             tile_memory.load_rows(op.opview, place, layout, threads)
             loaded = place.ir
             if held:
                 loaded = tile_mma.loaded(place, layout, threads, element(op.result))
-        if not threads.whole:  # which other warpgroups may be reading yet
+        if not threads.whole:  # otherwise another warpgroup may still be reading it
             self.staged.append((layout, place))
         op.result.replace_all_uses_with(loaded)
         op.erase()
@@ -301,11 +306,12 @@ class Distribution:
         op.erase()
 
     def store_rows(self, op: ir.Operation) -> None:
-        """Through shared memory, where rows of the query were until they were read: every warp has its own there.
+        """Write the rows of a tile, through shared memory or directly from registers.
 
-        Rows of f32 go from registers: four lanes, or eight of a transposed tile, have 32 bytes of a row, which is what
-        memory takes at a time. So do those of 16 bits where the next rows of the query are on their way already, or
-        warps have parts of rows; but not of a transposed tile, whose lanes have columns.
+        Through shared memory, the stage of the query rows is reused, in which every warp has its own rows. f32 is
+        written from registers: four lanes (eight of a transposed tile) hold 32 bytes of a row, a full memory sector.
+        16-bit elements are written from registers too if the stage already receives the next query rows, or warps
+        divide the columns; not for a transposed tile, whose lanes hold columns.
         """
         value = op.opview.value
         tile = ir.RankedTensorType(value.type)
@@ -325,14 +331,14 @@ class Distribution:
             what = f"stores rows of bf16, f16 or f32 on this target, got {tile.element_type}"
             fail(op, f"{what}: convert, or write with scatter")
         place = free[0] if free else self.allocate(layout)
-        if free or is_transposed(tile):  # those who share rows read all of them
+        if free or is_transposed(tile):  # the threads that share rows read all of them
             barriers.sync_rows(self.threads)
         TileStoreSharedOp(value, place.ir)
         tile_memory.store_rows(op.opview, place, layout, self.threads)
         op.erase()
 
     def waited_for(self, op: ir.Operation, layout: SharedLayout) -> list[Pointer]:
-        """The stages of rows that are held where an op stands, and released behind it."""
+        """The stages of query rows that are acquired at an op and released after it."""
         found = []
         for wait in self.waits_for_rows(op):
             stages = self.stages[wait.operands[0]]
@@ -342,14 +348,14 @@ class Distribution:
         return found
 
     def waits_for_rows(self, op: ir.Operation) -> list[ir.Operation]:
-        """The waits for copied rows in the loop around an op."""
+        """The waits for copied query rows in the loop around an op."""
         loop = enclosing(op, "scf.for", "scf.while")
         around = [] if loop is None else loop.regions[-1].blocks[0].operations
         waits = [o.operation for o in around if o.operation.name == "kv.consumer_wait"]
         return [wait for wait in waits if self.stages[wait.operands[0]].of_rows]
 
     def is_released(self, wait: ir.Operation, op: ir.Operation) -> bool:
-        """Whether what a wait is for has been released where an op stands."""
+        """Whether the stage that a wait acquired has been released before an op."""
         for other in wait.block.operations:
             if other.operation.name == "kv.consumer_release" and other.operation.operands[0] == wait.operands[0]:
                 return True
@@ -358,17 +364,17 @@ class Distribution:
         return False
 
     def released(self, op: ir.Operation) -> bool:
-        """Whether rows that the loop around an op waits for have been released where it stands."""
+        """Whether query rows of the loop around an op have been released before it."""
         return any(self.is_released(wait, op) for wait in self.waits_for_rows(op))
 
     def arrive(self, tile: ir.Value, parts: Sequence[int] | None = None) -> None:
-        """Wait for parts of a tile whose wait was for the first alone: for all others, if none are given."""
+        """Wait for parts of a tile whose wait covered the first part only: for all others, if none are given."""
         if tile in self.partial_tiles:
             stages, n = self.partial_tiles[tile]
             stages.wait_for(n, range(1, stages.parts) if parts is None else parts)
 
     def allocate(self, layout: SharedLayout) -> Pointer:
-        """Shared memory, at the kernel's start."""
+        """Allocate shared memory, at the start of the kernel."""
         with ir.InsertionPoint.at_block_begin(self.body):
             return Pointer(ops.alloc_shared(layout.bytes, layout.alignment), SHARED_SPACE)
 
@@ -425,7 +431,7 @@ def _fetch(op: Any, d: Distribution) -> None:
 
 
 def _sleep(op: Any) -> int:
-    """How long those wait between looks who copy little."""
+    """The nanoseconds between polls of a barrier: SLEEP for warps that copy little, otherwise 0."""
     role = op.operation.attributes[ROLE].value if ROLE in op.operation.attributes else ""
     return SLEEP if role in PRODUCER_REST else 0
 
@@ -442,7 +448,7 @@ def _round(op: Any, d: Distribution) -> ir.Value:
 
 
 def _initialize(op: Any, d: Distribution) -> None:
-    """After the last of the kernel's buffers and queues, set all their barriers up."""
+    """After the last buffer or queue of the kernel, initialize all mbarriers."""
     following = [o.operation for o in d.body.operations]
     if d.grouped and not any(isinstance(stages, Queue) for stages in d.stages.values()):
         return
@@ -457,7 +463,7 @@ def _initialize(op: Any, d: Distribution) -> None:
 @RULES.lowers("kv.producer_acquire")
 def _acquire(op: Any, d: Distribution) -> None:
     with _copying(d, op, d.stages[op.buffer]):
-        # Who fills the one stage of a buffer is waited for, and who has yet to transpose what it fills a stage with.
+        # No sleep if the consumers wait for this copy: in a buffer of one stage, or before a conversion.
         stages = d.stages[op.buffer]
         stages.acquire(scalar(op.n), _sleep(op) if stages.count > 1 and stages.staging is None else 0)
 
@@ -493,7 +499,7 @@ def _finish(op: Any, d: Distribution) -> None:
 
 
 def _copying(d: Distribution, op: Any, stages: Stages) -> Any:
-    """The consumers' first warp copies by TMA where there is no producer; otherwise all who are here do."""
+    """The scope of a copy: the first consumer warp for TMA without a producer, otherwise every thread here."""
     if stages.copy == "tma" and not d.in_producer(op.operation):
         return functional.when(d.threads.warp == 0)
     return contextlib.nullcontext()
@@ -581,7 +587,7 @@ def _set_registers(op: Any, d: Distribution) -> None:
 
 
 def annotate(function: ir.Operation) -> None:
-    """Keep on ops the type of the tile that their rule asks for after their operands have changed."""
+    """Attach the tile types of operands to ops whose rules need them after operands have become vectors."""
     stores = "kv.tile_scatter", "kv.tile_stage", "kv.tile_store_shared", "kv.tile_store_direct"
     for op in ops_named(function, *tile_exchange.EXCHANGES, "kv.table_store", "kv.tile_fragments", *stores):
         op.attributes["kv.tile"] = ir.TypeAttr.get(op.operands[0].type)

@@ -1,27 +1,21 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Overlap the iterations of a loop: copies and lookups are prefetched, a product is under way during the next softmax.
+"""Software-pipeline loops over tiles: prefetch copies and page lookups, and overlap P V with the next softmax.
 
-*Copies.* Where the consumers copy themselves, the copy of iteration i + stages is started when iteration i has released
-its stage, and the first ones before the loop. (A producer of its own runs ahead without this.) A producer that copies
-rows by cp.async finishes a copy when it has started one or two more. Of products by mma.sync, see
-``tiles.copy_groups``.
-
-*Lookups.* The pages of a tile are looked up one iteration before its copy is started.
-
-*Products.* A loop with two products of which the second needs the first (Q K^T, softmax, P V) is rotated: iteration i
-starts S = Q K_i^T and O += P V_(i-1), waits for the first alone, and computes P_i while the second is under way. The
-first operand of the second product and its accumulator are carried; its loads, waits and releases lag by one iteration.
-
-*Reads.* What such a loop reads of memory at the iteration's number, such as the tile that a list names, is read one
-iteration ahead, unless it makes tables, or rows are split into terms. Tables are made while products are under way.
-
-Where the second product's sums are added outside of the tensor cores (``promote-kv-sums``), it comes first, some
-columns at a time, and the additions beside what follows; columns that the schedule has ``behind`` the scores come after
-them, while the other warpgroup's turn begins.
-
-*Turns* (``ping_pong`` of a schedule). Consumer warpgroups start their products by turns, so that the tensor cores
-work for one while the others are in their softmax. Of short products that are waited for together a turn ends when they
-are done.
+1. *Copies.* If consumers copy, the copy of iteration i + stages starts when iteration i has released its stage; the
+   prologue starts the first ones. A producer warpgroup runs ahead by itself. One that copies rows by cp.async waits for
+   a copy after it has started one or two later ones. Groups of copies for mma.sync are in ``tiles.copy_groups``.
+2. *Lookups.* The pages of a tile are looked up one iteration before its copy starts.
+3. *Products.* A loop of two products of which the second needs the first (Q K^T, softmax, P V) is rotated as in
+   FlashAttention-3. Iteration i starts S = Q K_i^T and O += P V_(i-1), waits for S alone, and computes P_i while P V
+   runs. P and the accumulator of P V are carried by the loop; the waits for V and its releases lag by one iteration.
+4. *Scalar loads.* Values that the loop loads by its index, such as an entry of a list of tiles, are loaded one
+   iteration ahead, unless the loop makes lookup tables or query rows are split into two terms: registers are scarce
+   there. Lookup tables are made while products run.
+5. *Promoted sums* (``promote-kv-sums``). P V runs before S, some columns at a time into fresh accumulators, each added
+   to the sums while the next product runs. The ``behind`` last columns run after S, when the next warpgroup may start.
+6. *Ping-pong* (``ping_pong`` in the schedule). Consumer warpgroups take turns in starting their products, so that the
+   tensor cores work for one while the others compute their softmax. With one wait and short products, a turn lasts
+   until the products are done.
 
 Before:  scf.for %i iter_args(%m, %l, %o) { %s = kv.dot %q, %k ; softmax ; %o2 = kv.dot %p, %v, %o * %alpha }
 After:   softmax(kv.dot %q, %k0)
@@ -29,8 +23,8 @@ After:   softmax(kv.dot %q, %k0)
          kv.dot_wait %s, %o {pending = 1} ; softmax ; kv.dot_wait %o {pending = 0} ; %c2 = %o * %alpha }
          kv.dot %p, %v', %c
 One wait: kv.dot_wait %s, %o {pending = 0} ; softmax ; %c2 = %o * %alpha
-Promoted: %t0, %t1, %s start in turn, two under way at a time: %o = %c + %t0 beside %t1, + %t1 beside %s ; softmax
-Behind: %t0, %s, %t1 start in turn: %o = %c + %t0 beside %s ; turn passed when %s is there ; + %t1 ; softmax
+Promoted: start %t0, %t1, %s, two in flight: %o = %c + %t0 while %t1 runs, %o += %t1 while %s runs ; softmax
+Behind: start %t0, %s, %t1: %o = %c + %t0 while %s runs ; pass the turn after %s ; %o += %t1 ; softmax
 """
 
 from __future__ import annotations
@@ -82,14 +76,14 @@ from kvarn.lowering.tiles.prefetch import finish_later, prefetch_copies, prefetc
 from .promote_kv_sums import start_columns
 from .tabulate_kv_scores import makes_tables, meanwhile
 
-STRICT = "kv.strict"  # on kv.tile_ready: the assembler keeps to it as well
+STRICT = "kv.strict"  # on kv.tile_ready: ptxas must keep the order too
 
 
 @dataclass(frozen=True)
 class Options:
     """copies: prefetch copies; lookups: prefetch page lookups; products: rotate loops of two products (default: as the
-    schedule says); tables: make tables while products are under way; reads: read numbers of memory one iteration
-    ahead (default: in loops that make no tables, of rows that are not split into terms)."""
+    schedule says); tables: make lookup tables while products run; reads: load scalars one iteration ahead (default:
+    unless the loop makes tables or query rows are split into terms)."""
 
     copies: bool = True
     lookups: bool = True
@@ -102,7 +96,7 @@ class Options:
 
 
 def start(dot: ir.Operation, values: dict[ir.Value, ir.Value]) -> ir.Value:
-    """A product under way, of a product's operands."""
+    """Start a product asynchronously, with its operands mapped by ``values``."""
     op = dot.opview
     a, b, c = (None if v is None else values.get(v, v) for v in (op.a, op.b, op.c))
     with dot.location:
@@ -110,7 +104,7 @@ def start(dot: ir.Operation, values: dict[ir.Value, ir.Value]) -> ir.Value:
 
 
 def ready(value: ir.Value) -> ir.Value:
-    """A value that is computed before what follows: of a broadcast what it repeats, which takes fewer registers."""
+    """Force a value to be computed before the ops that follow; for a broadcast its source, which is fewer registers."""
     op = defining_op(value)
     if op is not None and op.name == "kv.tile_broadcast":
         return cloned(op, {op.operands[0]: ready(op.operands[0])}).result
@@ -120,24 +114,25 @@ def ready(value: ir.Value) -> ir.Value:
 
 
 def strict(value: ir.Value) -> ir.Value:
-    """What ``ready`` made, for the assembler too."""
+    """Make the order of a ``ready`` value binding for ptxas too."""
     defining_op(value).attributes[STRICT] = ir.UnitAttr.get()
     return value
 
 
 class Rotator:
-    """A rotation under way: what of the body goes where.
+    """Writes the rotated form of one loop.
 
     Attributes
     ----------
     lagging : list of Operation
-        What goes with the second product, an iteration later; ``waits`` and ``frees`` are those before and behind it.
+        The second product, and ops that move with it by one iteration; ``waits`` are those before it, ``frees`` those
+        after it.
     scalars : list of Operation
-        Numbers of the block that these need, which are computed again.
+        Block-uniform scalars that the lagging ops need, which are recomputed.
     late : list of Operation
-        What must wait for the second product.
+        Ops that must wait for the second product.
     early, behind, tables : list of Operation
-        The others: up to the first product, behind it, and of those what needs no product.
+        The other ops: up to the first product, after it, and those after it that need no product.
     """
 
     def __init__(self, r: Rotation, ping_pong: bool, one_wait: bool, columns_behind: int, options: Options) -> None:
@@ -147,7 +142,7 @@ class Rotator:
         self.waits = [op for op in self.lagging if op.name in WAITS]
         self.frees = [op for op in self.lagging if op not in (r.second, *r.sums, *self.waits)]
         with_lag = backward(self.lagging, lambda o: o in set(r.ops) and o not in lag and not o.regions)
-        # Where registers are few, loads ahead cost more than they hide.
+        # Where registers are scarce, loading ahead costs more than the latency that it hides.
         ahead = not makes_tables(r.loop) and not splits_rows(r.loop)
         self.loads = loads_of(r) if (ahead if options.reads is None else options.reads) else []
         self.scalars = [op for op in r.ops if op in with_lag and op not in lag and _scalar(op)]
@@ -160,7 +155,7 @@ class Rotator:
         self.early_frees = only_stage(r) if one_wait else []
         self.accumulators = [r.yielded.index(v) for v in r.collected]
         self.a, self.c = r.second.opview.a, r.second.opview.c
-        # What the lagging iteration adds to: the accumulator, and earlier sums of weights.
+        # The accumulators of the lagging ops: of the second product, and of the sums of weights.
         self.added_to = [self.c, *(v for op in r.sums[-1:] for v in op.operands if defining_op(v) not in r.sums)]
         self.short = _short(r)
         self.columns_behind = columns_behind
@@ -170,17 +165,17 @@ class Rotator:
             op(ir.StringAttr.get(groups))
 
     def pass_turn(self, now: bool) -> None:
-        """Let the other warpgroup start its products, if this is where they are."""
+        """Let the next warpgroup start its products, if ``now``."""
         if now:
             self.turn(staging.TurnPassOp, "all")
 
     def carried_after(self, values: dict[ir.Value, ir.Value]) -> list[ir.Value]:
-        """What an iteration hands on: the other carried values, what its products add to, the weights."""
+        """The operands of the yield: the other carried values, the accumulators, the weights."""
         kept = [v for i, v in enumerate(self.r.yielded) if i not in self.accumulators]
         return [values.get(v, v) for v in (*kept, *self.added_to, self.a)]
 
     def lagged(self, index: ir.Value, handed: list[ir.Value], read: list[ir.Value]) -> dict[ir.Value, ir.Value]:
-        """The values of the iteration whose second product is outstanding, by what it handed on."""
+        """Map values of the body to those of the previous iteration, whose second product is outstanding."""
         lagging = [*self.added_to, self.a]
         values = {self.r.block.arguments[0]: index, **dict(zip(lagging, handed[-len(lagging) :], strict=True))}
         values.update(zip((op.result for op in self.loads), read, strict=True))
@@ -188,7 +183,7 @@ class Rotator:
         return values
 
     def read_ahead(self, index: ir.Value) -> list[ir.Value]:
-        """Numbers of memory of the iteration after one, or of the last."""
+        """Load the scalars of the next iteration, or again those of the last."""
         if not self.loads:
             return []
         _, upper, step, *_ = self.r.loop.operands
@@ -199,7 +194,7 @@ class Rotator:
         return [values[op.result] for op in self.loads]
 
     def softmax(self, scores: ir.Value, sums: ir.Value, values: dict[ir.Value, ir.Value]) -> None:
-        """What follows both products, when both are done."""
+        """Emit the ops after both products, once both are done."""
         values.update({self.r.first.result: scores, self.r.block.arguments[1 + self.accumulators[0]]: sums})
         done = (*self.tables, *self.early_frees)
         emit([op for op in self.r.ops if op in self.late or (op in self.behind and op not in done)], values)
@@ -216,10 +211,10 @@ class Rotator:
         self.softmax(scores, sums, values)
 
     def promote(self, columns: int, values: dict[ir.Value, ir.Value], previous: dict[ir.Value, ir.Value]) -> None:
-        """Both products, of the second so many columns at a time to fresh accumulators, which are added to the sums.
+        """Emit both products; the second in groups of ``columns`` into fresh accumulators, added to the sums.
 
-        Those ``behind`` come after the scores, whose warpgroup passes its turn when it has these: the other's products
-        follow at once. Two products are under way beside additions.
+        The ``columns_behind`` last columns run after the scores. The warpgroup passes its turn when the scores are
+        done, so that the next warpgroup's products follow at once. Two products are in flight during each addition.
         """
         op, behind = self.r.second.opview, self.columns_behind
         first = shape(self.c)[1] - behind
@@ -248,15 +243,15 @@ class Rotator:
         self.softmax(scores, sums, values)
 
     def add_rows(self, made: ir.Value, values: dict[ir.Value, ir.Value], previous: dict[ir.Value, ir.Value]) -> None:
-        """Add the sums of weights that a product with ones has."""
+        """Add the row sums of the weights, computed by a product with ones."""
         previous[self.r.sums[0].result] = made
         emit(self.r.sums[1:], previous)
         values[self.r.block.arguments[1 + self.accumulators[1]]] = previous[self.r.sums[-1].result]
 
     def weighted(self, columns: int, wide: int, previous: dict[ir.Value, ir.Value]) -> tuple[ir.Value | None, ir.Value]:
-        """The last of the first ``wide`` columns of the second product, under way, and the sums with others added."""
+        """Compute ``wide`` columns of the second product: (their last group, in flight; the sums without it)."""
         a, b, sums = (previous.get(v, v) for v in (self.a, self.r.second.opview.b, self.c))
-        made = None  # what was started before, under way
+        made = None  # the previous group, in flight
         for first in range(0, wide, columns):
             following = start_columns(self.r.second, a, b, first, columns)
             if made is not None:
@@ -266,14 +261,14 @@ class Rotator:
         return made, sums
 
     def rows(self, made: ir.Value, previous: dict[ir.Value, ir.Value]) -> ir.Value | None:
-        """The sums of weights, under way with the columns that were started last, if they are by a product."""
+        """Start the product that sums the weights, awaited with the last group; None if there is none."""
         if not self.r.sums:
             return None
         defining_op(made).attributes[JOINED] = ir.UnitAttr.get()
         return start(self.r.sums[0], previous)
 
     def finish(self, previous: dict[ir.Value, ir.Value]) -> None:
-        """The second product of the last iteration, of as many columns at a time as scores had registers."""
+        """Emit the epilogue: the last iteration's second product, in groups that fit the registers of the scores."""
         if PROMOTED not in self.r.second.attributes:
             emit(self.lagging, previous)
             return
@@ -296,7 +291,7 @@ class Rotator:
         scores, sums = staging.dot_wait([scores, sums], 1)
         values[self.r.first.result] = scores
         emit([op for op in self.behind if op not in self.tables], values)
-        # What the second product is to overlap: operands of what waits for it, and what sums its weights up.
+        # What the second product should overlap with: operands of the late ops, and the sums of its weights.
         results = {v for op in self.behind for v in op.results}
         packed = [op for op in self.late if op.result == a and op.name in NARROWS]
         rest = [op for op in self.late if op not in packed]
@@ -324,7 +319,7 @@ class Rotator:
         following = self.read_ahead(loop.induction_variable)
         emit(early, values)
         previous = self.lagged(arith.subi(loop.induction_variable, step), inner, before)
-        if self.ping_pong:  # what clears a tile waits for all consumers: one that waits for its turn would not come
+        if self.ping_pong:  # clearing a tile is a barrier of all consumers: inside a turn it would deadlock
             emit(self.waits, previous)
         self.turn(staging.TurnWaitOp, "all")
         if PROMOTED in r.second.attributes:
@@ -342,7 +337,7 @@ class Rotator:
         scf.yield_([*self.carried_after(values), *now, *following])
 
     def rotate(self) -> None:
-        """Replace the loop by its rotated form; nothing happens in it where it has no iteration."""
+        """Replace the loop by prologue, rotated loop and epilogue, guarded for loops without an iteration."""
         r = self.r
         lower, upper, step, *inits = r.loop.operands
         with ir.InsertionPoint(r.loop), r.loop.location:
@@ -372,10 +367,10 @@ class Rotator:
 
 
 def _short(r: Rotation) -> bool:
-    """Whether products, of 8 bits or half as many of 16, take no longer than the exponentials.
+    """Whether the products take no longer on the tensor cores than the softmax's exponentials on the SFUs.
 
-    Then a turn lasts until they are done: they would share the tensor cores with the other's, and then both the units
-    of exponentials.
+    Then a turn lasts until the products are done: otherwise two warpgroups would compete first for the tensor cores and
+    then for the SFUs.
     """
     operands = r.first.opview.a, r.second.opview.a
     extents = ir.RankedTensorType(operands[0].type).shape[1], ir.RankedTensorType(r.second.result.type).shape[1]
@@ -385,13 +380,13 @@ def _short(r: Rotation) -> bool:
 
 
 def _scalar(op: ir.Operation) -> bool:
-    """Whether an op computes numbers of the whole block, or reads them, so that it may be done again."""
+    """Whether an op computes or loads block-uniform scalars without side effects, and so may be repeated."""
     numbers = all(isinstance(v.type, ir.IntegerType | ir.IndexType | ir.FloatType) for v in op.results)
     return len(op.results) > 0 and numbers and not (may_write(op.name) and writes(op))
 
 
 def _say_unrotated(loop: ir.Operation) -> None:
-    """A remark on products that nothing runs beside."""
+    """Emit a remark that products of consecutive iterations do not overlap."""
     ops = (op.operation for op in loop.regions[0].blocks[0].operations)
     dots = [op for op in ops if op.name == "kv.dot" and ROW_SUMS not in op.attributes]
     if not dots:
@@ -400,7 +395,7 @@ def _say_unrotated(loop: ir.Operation) -> None:
     why = (
         f"it has {len(dots)} products, not two"
         if len(dots) != 2
-        else "weights are read in shared memory, where the next iteration's go"
+        else "weights are in shared memory, which the next iteration overwrites"
         if shared
         else "the second product does not add to a tile that only it changes"
     )
@@ -416,14 +411,14 @@ def run(module: ir.Module, options: Options) -> None:
         if grouped:
             continue
         products = schedule.get("overlap", True) if options.products is None else options.products
-        # Inner loops before the ones around them, which go when they are rewritten.
+        # Inner loops first: a rewritten loop is erased.
         for loop in reversed(ops_named(function, "scf.for")):
             if options.copies and any(
                 op.operation.name == "kv.consumer_wait" for op in loop.regions[0].blocks[0].operations
             ):
                 prefetch_copies(loop)
             elif options.copies:
-                finish_later(loop, schedule.get("slots", SLOTS))
+                finish_later(loop, schedule.get("staging_stages", SLOTS))
         for loop in reversed(ops_named(function, "scf.for")) if options.lookups else ():
             prefetch_lookups(loop)
         for loop in reversed(ops_named(function, "scf.for")):
@@ -431,7 +426,7 @@ def run(module: ir.Module, options: Options) -> None:
             if found is None and products:
                 _say_unrotated(loop)
             if found is not None and performs(loop, "rotate"):
-                remark(loop, "passed", "the second product of an iteration runs beside the next one's first")
+                remark(loop, "passed", "the second product of an iteration overlaps the first of the next")
                 turns = schedule.get("ping_pong", False) and schedule.get("consumers", 1) > 1
                 behind = schedule.get("behind", 0)
                 Rotator(found, turns, schedule.get("one_wait", False), behind, options).rotate()

@@ -1,20 +1,27 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Choose how loaded tiles come into shared memory, and give each a circular buffer.
+"""Choose how each loaded tile is copied to shared memory, and give it a circular buffer.
 
-A ``kv.tile_load`` that products read from shared memory becomes a copy to a stage of a buffer and a wait for it. How:
-``tma`` where the load has a descriptor (boxes of a page and a swizzle granule, one warp), else ``cp_async`` where the
-cache stores what the kernel computes with, else ``staged`` where 8-bit elements and their scales can come by cp.async
-and be converted from there, else ``convert`` (loads, conversion and scales, ordinary stores). Rows past
-the sequence's end come with whatever the page holds; where the load asks for zeros they are cleared after the wait,
-but where threads copy page by page or convert: those write zeros.
-Tiles that products read with rows as columns are ``transposed``: on the way through staging memory, with zeros. What
-fills that memory is TMA where there is a descriptor.
+A ``kv.tile_load`` that products read from shared memory becomes a copy to a stage, a wait for it and a release. The
+copy is the first of these that is possible:
 
-Of two loads of the same tokens one with all columns of the other is the only copy. Where the schedule says ``parts``,
-so many parts of a tile's columns are waited for one by one, of one that TMA brings and a product reads along them.
+- ``transposed``, if a product reads 8-bit tokens as its columns: through staging memory (filled by TMA if there is a
+  descriptor), with zeros past the end;
+- ``tma``, if the load has a TMA descriptor and needs no conversion: one warp copies boxes of a page and a swizzle atom;
+- ``cp_async``, if the cache stores the element type that the kernel computes with;
+- ``staged``, for 8-bit elements: they and their scales are copied to staging memory by TMA or cp.async, and converted
+  from there;
+- ``convert``: loads to registers, conversion and scales, stores to shared memory.
 
-Rows of buffers (``kv.tile_load_rows``, a tile of queries) which a loop loads are copied ahead in the same manner where
-the schedule has a producer to do it. Two tiles beside one another (``kv.tile_beside``) are two copies to one stage.
+Rows past the end of the sequence hold whatever the page holds. If the load asks for zeros, they are cleared after the
+wait, except where threads copy page by page or convert, and write zeros themselves.
+
+If one of two loads of the same tokens has all columns of the other, it is the only copy. With ``parts`` in the
+schedule, a product that reads a TMA tile along its columns waits for that many parts of them one after the other.
+
+A loop that loads tiles is first rewritten to count its iterations from 0, since stages and barrier phases do.
+
+With a producer, query rows that a loop loads (``kv.tile_load_rows``) are prefetched in the same way. Two tiles side by
+side (``kv.tile_beside``) are two copies to one stage.
 
 Before:  %k = "kv.tile_load"(%cache, %b, %h, %first, %begin, %count) : ... -> tensor<128x128xbf16, "shared">
 After:   "kv.producer_acquire"(%keys, %n) ; "kv.copy_start"(%keys, %n, %cache, %b, %h, %first, %count)
@@ -47,6 +54,7 @@ from kvarn.lowering.tiles.ir import (
     SWIZZLE,
     WARPGROUP,
     WGMMA,
+    attributes_of,
     constant_int,
     element,
     instruction_of,
@@ -60,14 +68,14 @@ from kvarn.lowering.tiles.ir import (
 
 from .assign_kv_layouts import BESIDE
 
-_BEGIN = 4  # the operand of a load that says which token is the first that matters
-PROMISES = ("constant", "existing", "aligned")  # of a load, and of the copy that it becomes
-ROUNDS = "kv.rounds"  # of an inner loop: the argument of the outer one that counts its iterations
+_BEGIN = 4  # the number of a load's operand ``begin``, the first visible token
+PROMISES = ("constant", "existing", "aligned")  # attributes of a load that its copy keeps
+ROUNDS = "kv.rounds"  # on an inner loop: the argument of the outer loop that counts its iterations so far
 
 
 @dataclass(frozen=True)
 class Options:
-    """target: which one copies and converts; stages: tiles of each circular buffer, instead of the schedule's."""
+    """target: whose copies and conversions are used; stages: per circular buffer, instead of the schedule's."""
 
     target: str = "sm_90a"
     stages: int | None = None
@@ -82,7 +90,7 @@ _HOW = {
 
 
 def _say(load: ir.Operation, copy: str, stages: int) -> None:
-    """A remark on how a tile is copied."""
+    """Emit a remark that says how a tile is copied, and why not by TMA."""
     op = load.opview
     tile = "x".join(map(str, shape(op.tile)))
     if copy == "tma":
@@ -107,7 +115,7 @@ def _say(load: ir.Operation, copy: str, stages: int) -> None:
 
 
 def name_of(op: Any, taken: set[str]) -> str:
-    """The buffer's name: what the load reads."""
+    """The name of a buffer: ``keys``, ``values`` or ``tile``, by what the load reads."""
     maker = defining_op(op.cache)
     return unused({"kv.key_cache": "keys", "kv.value_cache": "values"}.get(maker.name if maker else "", "tile"), taken)
 
@@ -123,7 +131,7 @@ def unused(name: str, taken: set[str]) -> str:
 
 
 def table_of(cache: ir.Value) -> ir.Value:
-    """A handle with the same lookup table: of a collection's values the keys, so that both ask for one page."""
+    """The cache whose lookup table is read: for values the keys of the same layer, so that CSE merges the lookups."""
     maker = defining_op(cache)
     if maker is not None and maker.name == "kv.value_cache":
         for other in maker.block.operations:
@@ -132,10 +140,36 @@ def table_of(cache: ir.Value) -> ir.Value:
     return cache
 
 
-def use_number(loop: ir.Operation) -> ir.Value:
-    """How many tiles a buffer had before an iteration of a loop: the iterations so far, and those of earlier rounds.
+def count_iterations(function: ir.Operation) -> None:
+    """Let loops that load tiles run from 0 by a step of 1, since stages and barrier phases follow from iterations."""
+    for load in ops_named(function, "kv.tile_load"):
+        loop = enclosing(load, "scf.for")
+        if loop is None or layout_of(load.result.type) not in IN_SHARED or constant_int(loop.operands[2]) == 1:
+            continue
+        lower, upper, step, *inits = loop.operands
+        block = loop.regions[0].blocks[0]
+        with ir.InsertionPoint(loop), loop.location:
+            zero, one = (arith.constant(lower.type, n) for n in (0, 1))
+            distance = arith.addi(arith.subi(upper, lower), arith.subi(step, one))
+            made = scf.ForOp(zero, arith.divsi(distance, step), one, inits)
+        with ir.InsertionPoint(made.body), loop.location:
+            at = arith.addi(lower, arith.muli(made.induction_variable, step))
+        for old, new in zip(block.arguments, (at, *made.inner_iter_args), strict=True):
+            old.replace_all_uses_with(new)
+        for op in list(block.operations):
+            made.body.append(op.operation)
+        for old, new in zip(loop.results, made.results, strict=True):
+            old.replace_all_uses_with(new)
+        for name, value in attributes_of(loop).items():
+            made.operation.attributes[name] = value
+        loop.erase()
 
-    Where a loop stands in another, the outer one carries what its rounds came to.
+
+def use_number(loop: ir.Operation) -> ir.Value:
+    """The use number of a buffer in an iteration: the number of tiles that were copied to it before.
+
+    It counts the iterations of the loop and, in a persistent kernel, those of earlier work items, which the outer loop
+    carries.
     """
     inside = arith.subi(loop.regions[0].blocks[0].arguments[0], loop.operands[0])
     if ROUNDS not in loop.attributes:
@@ -146,7 +180,7 @@ def use_number(loop: ir.Operation) -> ir.Value:
 
 
 def carry_rounds(loop: ir.Operation) -> None:
-    """Let the loop right around a loop carry how many iterations the inner one has had."""
+    """Let the outer loop carry the number of iterations that the inner loop has executed."""
     outer = loop.parent.operation
     if outer.name != "scf.for" or not ops_named(loop, "kv.tile_load"):
         return
@@ -155,7 +189,7 @@ def carry_rounds(loop: ir.Operation) -> None:
 
 
 def carry(loop: ir.Operation, grown: Callable[[], ir.Value]) -> tuple[ir.Operation, int]:
-    """Let a loop carry a number that starts at 0 and grows by what ``grown`` makes; (the new loop, its argument)."""
+    """Let a loop carry a counter that starts at 0 and grows by ``grown()``: (the new loop, the argument's number)."""
     block = loop.regions[0].blocks[0]
     with ir.InsertionPoint(loop), loop.location:
         made = scf.ForOp(*list(loop.operands)[:3], [*list(loop.operands)[3:], const(0)])
@@ -177,7 +211,7 @@ def carry(loop: ir.Operation, grown: Callable[[], ir.Value]) -> tuple[ir.Operati
 
 
 def last_use(op: ir.Operation) -> ir.Operation:
-    """The last op of an op's block that uses its result, looking into regions, or what another makes of it in place."""
+    """The last op in the block of ``op`` that uses its tile, also inside regions or under another name in place."""
     block, last = op.block, op
     inside: list[ir.Operation] = []
     values = [op.result]
@@ -198,7 +232,7 @@ def stage(load: ir.Operation, function: ir.Operation, stages: int, target: Targe
     """Replace one load by a copy, a wait and a release."""
     op = load.opview
     spec = types.spec_of(op.cache.type)
-    by_tma = instruction_of(function) == WGMMA  # others wait for groups of copies, not for barriers
+    by_tma = instruction_of(function) == WGMMA  # mma.sync waits for cp.async groups, not for mbarriers
     loop, copy = enclosing(load, "scf.for"), copy_of(op, target, by_tma)
     _say(load, copy, stages if loop is not None else 1)
     with ir.InsertionPoint.at_block_begin(function.regions[0].blocks[0]), load.location:
@@ -226,7 +260,7 @@ def stage(load: ir.Operation, function: ir.Operation, stages: int, target: Targe
             if name in load.attributes:
                 start.attributes[name] = load.attributes[name]
         tile = staging.ConsumerWaitOp(buffer, n, op.tile.type).operation.results[0]
-        # Copies that are zeros past the end.
+        # Whether the copy itself writes zeros past the end.
         ends = op.lists is not None or (not by_tma and (copy != "cp_async" or by_pages(op, by_tma)))
         if op.tail.value == "zero" and begin is None and not (ends and constant_int(op.begin) == 0):
             begin = arith.subi(op.begin, first)
@@ -240,7 +274,7 @@ def stage(load: ir.Operation, function: ir.Operation, stages: int, target: Targe
 
 
 def share_columns(function: ir.Operation) -> None:
-    """Let one copy serve loads of the same tokens, of which one has all columns: values that are columns of keys."""
+    """Merge a load with an earlier one of the same tokens that has all its columns, as MLA's values and keys."""
     loads = [op for op in ops_named(function, "kv.tile_load") if layout_of(op.result.type) == SHARED]
     erased: list[ir.Value] = []
     for number, part in enumerate(loads):
@@ -255,12 +289,12 @@ def share_columns(function: ir.Operation) -> None:
             first = part.opview.first_column.value - whole.opview.first_column.value
             made = tile_columns(whole.result, first, shape(part.result)[1])
         part.result.replace_all_uses_with(made)
-        remark(part, "passed", f"{shape(part.result)[1]} columns are read where those of another tile were copied")
+        remark(part, "passed", f"{shape(part.result)[1]} columns are read from the copy of another tile")
         part.erase()
 
 
 def _has_columns_of(whole: ir.Operation, part: ir.Operation) -> bool:
-    """Whether a load before another in its block has its columns too, and can have its zeros."""
+    """Whether a load contains the columns of a later one in its block, and may clear the same rows."""
     a, b = whole.opview, part.opview
     tokens = [x == y for x, y in zip(_tokens(a), _tokens(b), strict=True)]
     first, begin = b.first_column.value - a.first_column.value, defining_op(b.begin)
@@ -282,10 +316,11 @@ def _tokens(load: Any) -> list[ir.Value]:
 
 
 def stage_rows(load: ir.Operation, function: ir.Operation, stages: int, query_stages: int, taken: set[str]) -> None:
-    """Replace one load of rows in a loop by a copy, a wait and a release; ``stages`` of inner loops.
+    """Replace one load of query rows in a loop by a copy, a wait and a release.
 
-    In the outermost loop, whose iterations nothing numbers, the release stands behind what stores rows through the
-    tile; where there is one stage, behind the last use of the tile, since the next rows are waited for.
+    ``stages`` is for a load in the inner loop, ``query_stages`` for one in the outer loop over work items. There the
+    release comes after the output rows have been stored through the stage. With one stage it comes after the last use
+    of the tile, as the next rows are already waited for.
     """
     op, loop = load.opview, enclosing(load, "scf.for")
     inner = ROUNDS in loop.attributes
@@ -310,7 +345,7 @@ def stage_rows(load: ir.Operation, function: ir.Operation, stages: int, query_st
 
 
 def copy_of_rows(buffer: ir.Value, n: ir.Value, load: Any) -> ir.Operation:
-    """The copy of a load's rows to the stage of use n."""
+    """The copy of a load's rows to the stage of use ``n``."""
     copy = staging.CopyRowsStartOp(buffer, n, load.buffer, load.mask, list(load.indices)).operation
     if "stored" in load.operation.attributes:
         copy.attributes["stored"] = load.operation.attributes["stored"]
@@ -318,7 +353,7 @@ def copy_of_rows(buffer: ir.Value, n: ir.Value, load: Any) -> ir.Operation:
 
 
 def stage_beside(beside: ir.Operation, function: ir.Operation, stages: int, taken: set[str]) -> None:
-    """Replace two loads beside one another, in a loop, by two copies to one stage, a wait and a release."""
+    """Replace two loads that form one tile side by side by two copies to one stage, a wait and a release."""
     left, right = (defining_op(v) for v in beside.operands)
     loop, tile = enclosing(beside, "scf.for"), beside.result
     why = why_not_beside(function, beside, left, right)
@@ -359,7 +394,7 @@ def stage_beside(beside: ir.Operation, function: ir.Operation, stages: int, take
 def why_not_beside(
     function: ir.Operation, beside: ir.Operation, left: ir.Operation | None, right: ir.Operation | None
 ) -> str | None:
-    """Why two tiles cannot be copied to one; None when they can."""
+    """Why two tiles cannot be copied side by side to one stage; None if they can."""
     if instruction_of(function) != WGMMA or not schedule_of(function).get("producer"):
         return "it needs products by wgmma and a schedule with a producer"
     if left is None or right is None or (left.name, right.name) != ("kv.tile_load_rows", "kv.tile_load"):
@@ -375,9 +410,10 @@ def why_not_beside(
 
 
 def part_columns(function: ir.Operation, parts: int) -> None:
-    """Let products start when the first columns of a tile are there, where boxes bring it and they read it along them.
+    """Give parts of a tile's columns barriers of their own, so that a product starts when the first part has landed.
 
-    The tile's first reader is the product, which waits for the other parts in their turn.
+    For tiles that TMA copies and whose first reader is a product that reads them along their columns; the product waits
+    for each later part when it needs it.
     """
     for wait in ops_named(function, "kv.consumer_wait"):
         buffer, tile = defining_op(wait.operands[0]), wait.result
@@ -391,12 +427,15 @@ def part_columns(function: ir.Operation, parts: int) -> None:
 
 
 def _first_reader(tile: ir.Value) -> ir.Operation | None:
-    """The product of a tile's block that has it as B, before all else that reads it; what clears it waits by itself."""
+    """The product that reads a tile as B before any other op does; None if another op comes first.
+
+    ``kv.tile_clear`` does not count: it waits for all parts.
+    """
     readers = users(tile)
     while len(readers) == 1 and readers[0].name == "kv.tile_clear":
         tile = readers[0].result
         readers = users(tile)
-    columns = [op for op in readers if op.name == "kv.tile_columns"]  # which say where some lie, and read nothing
+    columns = [op for op in readers if op.name == "kv.tile_columns"]  # views: they read nothing
     readers = [op for op in readers if op not in columns] + [user for op in columns for user in users(op.result)]
     inside = [op.operation for op in defining_op(tile).block.operations if op.operation in readers]
     if len(inside) < len(readers) or not inside or inside[0].name != "kv.dot" or inside[0].operands[1] != tile:
@@ -410,8 +449,9 @@ def run(module: ir.Module, options: Options) -> None:
         schedule = schedule_of(function)
         stages = options.stages or schedule.get("stages", 2)
         taken: set[str] = set()
+        count_iterations(function)
         for loop in ops_named(function, "scf.for") if instruction_of(function) == WGMMA else ():
-            carry_rounds(loop)  # of which the phases of barriers are
+            carry_rounds(loop)  # from which barrier phases are computed
         share_columns(function)
         for op in ops_named(function, BESIDE):
             stage_beside(op, function, stages, taken)

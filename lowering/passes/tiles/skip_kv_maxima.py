@@ -1,23 +1,22 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Compute weights with the maximum so far, and look for a new one only where weights have grown.
+"""Compute softmax weights with the old running maximum, and compute the row maximum only if a weight is too large.
 
-An online softmax subtracts the running maximum, so that weights wait for a tile's largest scores: a comparison of every
-element, shuffles between the lanes of a row. But the maximum stays where no score exceeds it by more than some slack.
-So weights are computed with the maximum so far. Their sums, which every thread has anyway, show whether one is larger
-than the slack allows. Only a warp that has such a row takes the branch with the maximum in it, and computes its weights
-again; of its rows those whose sums have grown get another maximum, whatever the others do.
+An online softmax needs the maximum of each row of scores before any weight: a comparison per element, and shuffles
+between the lanes of a row. If the kernel changes m only when a score exceeds it by more than some slack, m rarely
+changes. So the pass computes the weights with the old m. The partial row sums, which each thread has anyway, show
+whether a weight exceeds 2^slack. Only a warp that has such a row branches to the original code, which computes the
+maximum and the weights again; m changes for the rows whose sums were too large, independently of the warp's other rows.
 
-A maximum may move to a constant below the largest score, too. Maxima that move elsewhere stay as they are, and so do
-weights that are converted behind a wait for products. Where sums are of rounded weights (``sum-kv-weights``), one that
-is too large is the largest of its type when it has been rounded.
-
-Of ``kv.tile_weights`` the weights with the maximum so far have its fast form (:mod:`tiles.score_weights`): a warp with
-a row whose maximum is large, or that has none, takes the branch as well.
+- m may also be set to a constant below the row maximum. Other updates of m are left alone, and so are weights that are
+  converted after a wait for products.
+- If the sums are of rounded weights (``sum-kv-weights``), a weight that is too large saturates, and is found by that.
+- For ``kv.tile_weights`` the weights with the old m use its fast form (:mod:`tiles.score_weights`). A warp with a row
+  whose m is large, or -inf, takes the branch as well.
 
 Before:  %m2 = select (max(%x) * unit > %m + 8), max(%x) * unit, %m ; %a = exp2(%m - %m2)
          %p = kv.tile_weights %x, unit, %m2 ; %l2 = %l * %a + sum(%p)
 After:   %p0 = exp2(%x * unit - %m) ; %s0 = sum(%p0) ; %l0 = %l + %s0
-         %m2, %a, %p, %l2 = scf.if (kv.warp_any %s0 > 255 or |%m| > 2^27) { what was there } else { %m, 1, %p0, %l0 }
+         %m2, %a, %p, %l2 = scf.if (kv.warp_any %s0 > 255 or |%m| > 2^27) { the original ops } else { %m, 1, %p0, %l0 }
 """
 
 from __future__ import annotations
@@ -53,17 +52,27 @@ from kvarn.lowering.tiles.ir import (
     users,
 )
 
-SATURATES = math.log2(448.0)  # the slack of weights that may be as large as e4m3 has them
-PARTIAL = "kv.partial"  # on sums that are each thread's own
+SATURATES = math.log2(448.0)  # the slack of weights up to e4m3's largest number
+PARTIAL = "kv.partial"  # on sums over the elements of each thread only
 _ENDS = ("kv.dot", "kv.dot_start", "scf.yield")
 
 
 @dataclass
 class Softmax:
-    """A maximum that may move, and what follows from it in its block.
+    """The ops of one online-softmax update.
 
-    ``before``: what only the maximum needs; ``after``: what needs it, the select that moves it first, up to the weights
-    that products take; ``factor``: of earlier sums; ``total``: the weights' sums, or the rounded weights.
+    Attributes
+    ----------
+    before : list of Operation
+        Ops that only the new maximum needs.
+    after : list of Operation
+        The select that updates m, then the ops that depend on it, up to the weights that products take.
+    factor : Operation
+        The rescale factor alpha of earlier sums.
+    total : Operation
+        The row sums of the weights, or the rounded weights.
+    slack : float
+        How far, in log2, a score may exceed m before m is updated.
     """
 
     before: list[ir.Operation]
@@ -78,18 +87,18 @@ class Softmax:
 
     @property
     def guarded(self) -> bool:
-        """Whether weights with the maximum so far are those of rows only whose maximum is not large."""
+        """Whether weights with the old m are valid only for rows whose m is not large."""
         return any(op.name == score_weights.NAME for op in self.after)
 
     @property
     def results(self) -> list[ir.Value]:
-        """What others use."""
+        """The results that other ops use."""
         inside = set(self.after)
         return [op.results[0] for op in self.after if any(user not in inside for user in users(op.results[0]))]
 
 
 def top_of(select: ir.Operation) -> ir.Value:
-    """The largest score to which a select moves a maximum, or to a constant below it."""
+    """The row maximum to which a select sets m, possibly minus a constant."""
     moved = defining_op(select.operands[1])
     if moved is not None and moved.name == "arith.subf" and splat_of(moved.operands[1]) is not None:
         return moved.operands[0]
@@ -97,7 +106,7 @@ def top_of(select: ir.Operation) -> ir.Value:
 
 
 def slack_of(select: ir.Operation) -> float | None:
-    """How far the largest score may exceed the maximum that a select moves; None of another select."""
+    """How far the row maximum may exceed m before a select updates m; None for another select."""
     condition, _, kept = select.operands
     compared, top = defining_op(condition), top_of(select)
     if rank(top) != 1 or defining_op(kept) is not None or compared is None or compared.name != "arith.cmpf":
@@ -111,7 +120,7 @@ def slack_of(select: ir.Operation) -> float | None:
 
 
 def softmax_of(select: ir.Operation) -> Softmax | str | None:
-    """The softmax whose maximum a select moves; why it stays, or None of another select."""
+    """The softmax whose m a select updates; a string that says why it is left alone; None for another select."""
     slack = slack_of(select)
     if slack is None:
         return None
@@ -134,9 +143,9 @@ def softmax_of(select: ir.Operation) -> Softmax | str | None:
     elif any(ir.StringAttr(op.attributes["kind"]).value != "add" for op in totals):
         totals = []
     if factor is None or len(totals) != 1:
-        return "its weights are not summed up once"
+        return "its weights are not summed exactly once"
     if not _are_weights(defining_op(totals[0].operands[0]), select.result, top):
-        return "what is summed up are not powers of scores that the maximum is of"
+        return "its sums are not of exponentials of the scores that the maximum is of"
     inside = set(ops)
     needed = backward([defining_op(v) for v in select.operands[:2]], lambda o: o in inside and not o.regions)
     before: list[ir.Operation] = []
@@ -147,13 +156,13 @@ def softmax_of(select: ir.Operation) -> Softmax | str | None:
 
 
 def _is_factor(op: ir.Operation, old: ir.Value, new: ir.Value) -> bool:
-    """Whether an op computes what sums with an old maximum are multiplied by."""
+    """Whether an op computes alpha = exp2(old m - new m)."""
     difference = defining_op(op.operands[0]) if op.name == "math.exp2" and rank(op.results[0]) == 1 else None
     return difference is not None and difference.name == "arith.subf" and list(difference.operands) == [old, new]
 
 
 def _spreads(op: ir.Operation, factor: ir.Operation | None) -> bool:
-    """Whether an op repeats factors, for a product that stays where it is."""
+    """Whether an op broadcasts alpha, for the accumulator of a product that is not moved."""
     source = defining_op(op.operands[0]) if op.name == "kv.tile_broadcast" else None
     while source is not None and source.name == "kv.tile_ready":  # of a loop that was rotated
         source = defining_op(source.operands[0])
@@ -161,7 +170,7 @@ def _spreads(op: ir.Operation, factor: ir.Operation | None) -> bool:
 
 
 def _are_weights(op: ir.Operation | None, maximum: ir.Value, top: ir.Value) -> bool:
-    """Whether an op makes 2^(y - maximum) where ``top`` is the largest y of a row."""
+    """Whether an op computes 2^(y - maximum) where ``top`` is the largest y of a row."""
     if op is not None and op.name == score_weights.NAME:
         scores, unit, under = op.operands
         product = score_weights.product_of(top)
@@ -189,7 +198,7 @@ def _is_largest(op: ir.Operation | None, tile: ir.Value) -> bool:
 
 
 def _alike(a: ir.Value, b: ir.Value) -> bool:
-    """Whether one number fills a tile and a vector, or the vector's numbers the tile's rows."""
+    """Whether a tile and a vector have the same element in each row: one splat, or the vector broadcast."""
     one, other = splat_of(a), splat_of(b)
     if one is not None and other is not None:
         return one == other
@@ -202,11 +211,11 @@ def _alike(a: ir.Value, b: ir.Value) -> bool:
 
 
 def guess(s: Softmax) -> None:
-    """Rewrite a softmax to one that begins with the maximum so far."""
+    """Rewrite a softmax to compute its weights with the old m first."""
     kept, results = s.select.operands[2], s.results
     with ir.InsertionPoint.after(s.after[-1]), s.after[-1].location:
         one = filled(kept.type, 1.0)
-        most = filled(kept.type, 2.0**s.slack - 1.0)  # less than a power's error below the slack
+        most = filled(kept.type, 2.0**s.slack - 1.0)  # below 2^slack by more than the error of exp2
         same: dict[ir.Value, ir.Value] = {s.select.result: kept, s.factor.result: one}
         for op in s.after:
             if op.result in same or op == defining_op(s.factor.operands[0]):
@@ -233,7 +242,7 @@ def guess(s: Softmax) -> None:
                 cloned(op, moved)
             moved[s.select.result] = _moved(s, total, most, moved)
             for op in s.after[1:]:
-                if op.name == "kv.tile_ready":  # the branch is done before what follows
+                if op.name == "kv.tile_ready":  # the end of the branch orders it
                     moved[op.result] = moved[op.operands[0]]
                 else:
                     cloned(op, moved)
@@ -254,20 +263,20 @@ def guess(s: Softmax) -> None:
 
 
 def _moved(s: Softmax, total: ir.Value, most: ir.Value, values: dict[ir.Value, ir.Value]) -> ir.Value:
-    """The maximum of the branch that looks for it: another of rows whose sums have grown, by sums or as it was."""
+    """The new m in the branch: updated for rows with a weight that was too large, as their sums show."""
     if s.total.name != "kv.tile_reduce":
         return cloned(s.select, values).result
     if PARTIAL in s.total.attributes:
         total = TileReduceLanesOp(total, ir.StringAttr.get("max"), total.type).operation.results[0]
     moves, top, kept = arith.cmpf(arith.CmpFPredicate.OGT, total, most), *s.select.operands[1:]
     top = values.get(top, top)
-    if s.guarded:  # of rows with a large maximum the sums say nothing
+    if s.guarded:  # the sums of rows with a large m are meaningless
         moves, top = arith.ori(moves, score_weights.large(kept)), arith.maxnumf(top, kept)
     return arith.select(moves, top, kept)
 
 
 def _packed(value: ir.Value) -> ir.Value:
-    """Weights that have been converted: LLVM would do it once, behind the branch, and hold them in f32 till then."""
+    """Pin converted weights: LLVM would sink the conversion below the branch, and keep them in f32 until then."""
     return value if rank(value) < 2 else TileReadyOp(value, value.type).operation.results[0]
 
 
@@ -276,11 +285,11 @@ def run(module: ir.Module, options: Any) -> None:
     for function in tiled(module):
         schedule = schedule_of(function)
         if instruction_of(function) != WGMMA or schedule.get(SWAPPED) or schedule.get("across", 1) > 1:
-            continue  # where all warps have parts of a row, they look for its maximum together, and none may branch
+            continue  # if warps share a row, its maximum is a barrier of all warps, and none may branch around it
         for op in ops_named(function, "arith.select"):
             found = softmax_of(op) if op.block.owner.operation.name == "scf.for" else None
             if isinstance(found, str):
-                remark(op, "missed", f"a maximum is looked for in every tile: {found}")
+                remark(op, "missed", f"the row maximum is computed for every tile: {found}")
             elif found is not None and performs(op, "skip"):
-                remark(op, "passed", "a new maximum is looked for where weights have grown")
+                remark(op, "passed", "the row maximum is computed only where a weight is too large")
                 guess(found)

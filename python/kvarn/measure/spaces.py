@@ -136,10 +136,10 @@ class TileSpace:
             flags = [e.name for e in schedules.TILED.entries if e.type is bool and e is not schedules.SPLIT_COLUMNS]
             axes: dict[str, Sequence[Any]] = {**dict.fromkeys(flags, (False, True)), "query_stages": (1, 2)}
             if tile_schedule.TileConfig(self.case).converts:
-                axes |= {"producers": (1, 2, 3), "slots": (2, 4)}
+                axes |= {"producers": (1, 2, 3), "staging_stages": (2, 4)}
             by_mma = {**best, **tile_schedule.BY_MMA, "keys": min(best["keys"], measured("keys_by_mma"))}
             beside = ({**best, "parts": n} for n in (2, 3)), ({**best, "split_columns": True, "rows": 64},)
-            return itertools.chain(_product(best, axes), [by_mma | {"producers": 1, "slots": 2}], *beside)
+            return itertools.chain(_product(best, axes), [by_mma | {"producers": 1, "staging_stages": 2}], *beside)
         return _product(best, {"splits": (0, 1, 2, 3, 4, 8, 16, 32)})
 
     def _of_extents(self, best: Mapping[str, int], axes: Mapping[str, Sequence[int]]) -> Iterator[Schedule]:

@@ -12,6 +12,7 @@ from typing import Any
 from kvarn import settings
 from kvarn.block_mask import BlockMask
 from kvarn.caches import MHAOperand
+from kvarn.dialect import schedules
 from kvarn.dialect.dtypes import i32
 from kvarn.dispatch import Operation, Schedule
 from kvarn.dsl.functions import registered
@@ -163,7 +164,7 @@ def _extents(collection: Any, query: Any, heads: int, case: Mapping[str, Any], s
     """Query rows and keys per tile of an attention with a schedule; ``case`` has its other properties."""
     of_operand = isinstance(collection, MHAOperand)
     if of_operand:
-        entries = schedule
+        entries = schedules.current("kv.operand_attention", schedule)
     elif collection.cache_spec.is_mla:
         entries = mla.scheduled(collection, schedule)
     else:

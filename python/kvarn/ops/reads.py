@@ -11,6 +11,7 @@ from typing import Any
 
 from kvarn.block_mask import BlockMask
 from kvarn.caches import MHAOperand
+from kvarn.dialect import schedules
 from kvarn.dialect.layout import DENSE
 from kvarn.dialect.ops.attention import BLOCK_TILE
 from kvarn.dialect.schedules import row_class
@@ -451,6 +452,7 @@ def scheduled(collection: Any, query: Any, schedule: Schedule) -> Schedule:
 def _with_bounds(collection: Any, heads: int, schedule: Schedule) -> Schedule:
     if not (schedule is None or isinstance(schedule, Mapping)):
         return schedule
+    schedule = schedules.current("kv.attention", schedule)
     if schedule and schedule.get("batch_invariant") is True and not {"max_queries", "kind"} & set(schedule):
         return schedule
     if collection.max_seq_length == 0:  # a collection that gets no tokens sets no bound on the number of queries
@@ -462,7 +464,7 @@ def _with_bounds(collection: Any, heads: int, schedule: Schedule) -> Schedule:
     elif collection.max_seq_length > FEW and not (schedule and "max_queries" in schedule):
         spec = collection.cache_spec
         rows = row_class(collection.max_seq_length * (heads // spec.num_heads), spec.head_size)
-        divides = spec.dtype.bits == 8 or (schedule and "few" in schedule)
+        divides = spec.dtype.bits == 8 or (schedule and "decode_threshold" in schedule)
         known = _expected(rows, collection.batch_size if divides else None)
         if not known:
             return schedule

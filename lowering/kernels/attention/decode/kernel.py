@@ -410,7 +410,7 @@ def launch(case: Case, at: Expansion, op: Any, few: Ix | None = None) -> None:
         at.target,
         DecodeConfig(
             case,
-            at.schedule["few" if divides else "max_queries"],
+            at.schedule["decode_threshold" if divides else "max_queries"],
             programmatic=at.target.has("pdl"),
             pair_alignment=max(element, min(2 * element, row_alignment(op))),
         ),
