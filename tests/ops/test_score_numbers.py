@@ -247,7 +247,9 @@ SPLIT = {
     "tiles": ("tile", {"rows": 64, "keys": 64, "splits": 3, "max_queries": 2}),
     "decode": ("decode", {"max_queries": 2, "max_batch": 1, "tile": 32}),
     "decode, whatever the batch": ("decode", {"max_queries": 2, "max_batch": 1, "tile": 32, "split_size": 64}),
-    "decode, sums of splits": ("decode", {"max_queries": 2, "max_batch": 4, "tile": 32, "split_size": 64, "combine": 0}),
+    "decode, sums of splits": (
+        "decode", {"max_queries": 2, "max_batch": 4, "tile": 32, "split_size": 64, "combine": 0}
+    ),
 }  # fmt: skip
 
 

@@ -486,8 +486,8 @@ def kernel(
         Blocks per cluster, at most 16 (more than 8 not on every GPU); the grid must be a multiple of it. sm_90 and
         later.
     schedule : mapping, optional
-        How passes execute the tiles of the kernel on GPUs: entries ``stages``, ``producer``, ``producers``, ``staging_stages``,
-        ``overlap``, ``one_wait``, ``ping_pong``, ``occupancy`` and ``instruction`` of kind ``tile``
+        How passes execute the tiles of the kernel on GPUs: entries ``stages``, ``producer``, ``producers``,
+        ``staging_stages``, ``overlap``, ``one_wait``, ``ping_pong``, ``occupancy`` and ``instruction`` of kind ``tile``
         (:mod:`kvarn.dialect.schedules`). It needs ``block``, whose warpgroups are consumers and producers. The host
         ignores it.
     """
