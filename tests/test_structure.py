@@ -100,6 +100,7 @@ ALLOWED = {
     "kvarn.dsl": {"now": {"kvarn.dialect", *BASE, *MLIR}, "lazy": {"numpy"}},
     **{name: {"now": {*RUNTIME_SIDE, *PURE_DIALECT, *BASE, *NUMERIC}, "lazy": CUDA} for name in RUNTIME_SIDE},
     "kvarn.weights": {"now": {"numpy"}, "lazy": set()},
+    "kvarn.testing": {"now": {"kvarn.measure"}, "lazy": {"torch"}},
     "kvarn.paging.prefixes": {"now": {*RUNTIME_SIDE, *NUMERIC}, "lazy": set()},
     "kvarn.paging.drafts": {"now": {*RUNTIME_SIDE, *PURE_DIALECT, *BASE, *NUMERIC}, "lazy": {"kvarn.ops"}},
     "kvarn.runtime.host": {"now": {*RUNTIME_SIDE, *PURE_DIALECT, *BASE, *NUMERIC}, "lazy": {"kvarn.dialect", *MLIR}},

@@ -45,7 +45,7 @@ _MODULES = {name: module for module, names in _LAZY.items() for name in names}
 _ABOVE = {"KernelReport": "kvarn.inspect", "Passport": "kvarn.inspect", "plan_prefixes": "kvarn.ops.prefixes"}
 _SUBMODULES = (
     "ops", "compiler", "compiled", "dispatch", "caches", "dsl", "errors", "env", "runtime", "tools", "artifact",
-    "hybrid", "manager", "dialect", "lowering", "emulator", "parallel", "weights",
+    "hybrid", "manager", "dialect", "lowering", "emulator", "parallel", "testing", "weights",
 )  # fmt: skip
 # Non-public modules, listed so that `from kvarn import settings` does not look for a name of the DSL.
 _INNER = (

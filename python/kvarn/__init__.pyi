@@ -23,6 +23,7 @@ from kvarn import (
     parallel as parallel,
     pipelines as pipelines,
     runtime as runtime,
+    testing as testing,
     tools as tools,
     weights as weights,
 )
