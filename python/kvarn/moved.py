@@ -42,7 +42,7 @@ MOVED = {
     "kvarn.tools.passport.figures": "kvarn.inspect.figures",
     "kvarn.tools.passport.machine": "kvarn.inspect.machine",
     "kvarn.tools.passport.page": "kvarn.inspect.page",
-    "kvarn.tools.passport.places": "kvarn.inspect.places",
+    "kvarn.tools.passport.places": "kvarn.inspect.source_map",
     "kvarn.tools.passport.shared": "kvarn.inspect.shared",
     "kvarn.tools.passport.stages": "kvarn.inspect.stages",
     "kvarn.tools.passport.work": "kvarn.inspect.work",

@@ -12,6 +12,8 @@ import warnings
 import pytest
 
 from kvarn import moved
+from kvarn.artifact import Artifact, Entry
+from kvarn.compilation.kernel import Kernel
 
 OLD = """
     kvarn.bundle kvarn.cache kvarn.compiled kvarn.compiler kvarn.drafts kvarn.emulator.ptx kvarn.emulator.text
@@ -57,6 +59,12 @@ def test_an_old_name_of_a_class_is_the_class_with_a_warning():
         assert inspect.Passport is inspect.KernelReport
     with pytest.raises(AttributeError, match="no attribute 'Other'"):
         inspect.Other  # noqa: B018
+
+
+def test_the_old_name_of_the_ir_with_locations_works_with_a_warning():
+    kernel = Kernel(Artifact("k", "sm_90a", entries=(Entry("k", ()),)), located="module {}")
+    with pytest.warns(DeprecationWarning, match="the attribute of a kernel 'placed' is 'located' now"):
+        assert kernel.placed == "module {}"
 
 
 def test_the_warning_names_the_line_that_imports():

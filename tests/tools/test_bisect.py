@@ -48,7 +48,7 @@ def setups(rest):
     made = {}
     for target in ("sm_90a", "host"):
         with compiler.diagnosed(compiler.context()):
-            text = compiler.with_places(compiler.as_module(norms, (SPEC, kv.Buffer[kv.f32, 2]), compiler.context()))
+            text = compiler.with_locations(compiler.as_module(norms, (SPEC, kv.Buffer[kv.f32, 2]), compiler.context()))
         checker = Checker(text, target, rest, InputOptions({"out": "3x2"}), Launch((3, 1, 1), (2, 1, 1)))
         made[target] = SimpleNamespace(text=text, checker=checker, steps=pipeline.steps(target))
     return made

@@ -14,7 +14,7 @@ import pytest
 pytest.importorskip("mlir", reason="the compiler needs the MLIR bindings")
 
 import kvarn as kv
-from kvarn.inspect import machine, places, work
+from kvarn.inspect import machine, source_map, work
 from kvarn.tools import cli
 
 SPEC = kv.CacheSpec("paged", kv.bf16, num_heads=2, head_size=64, page_size=16)
@@ -105,7 +105,7 @@ module {
 #loc4 = loc("name"(#loc3))
 #loc5 = loc(fused<"x">[unknown, #loc2])
 """
-    found = {line.text.strip(): line.chain for line in places.ir_lines(text)}
+    found = {line.text.strip(): line.chain for line in source_map.ir_lines(text)}
     one, two, three = ("a.py", 1), ("a.py", 2), ("a.py", 3)
     other = ('b) "c.py', 9)
     assert found["module {"] == found["func.func @f(%arg0: i32) {"] == (one,)

@@ -524,13 +524,15 @@ def choose_instruction(function: ir.Operation, target: str) -> str:
     entries = {named.name: named.attr for named in schedule}
     default = WGMMA if by_name(target).has("wgmma") else MMA
     of_f32 = any(str(element(op.opview.a)) == "f32" for op in ops_named(function, "kv.dot"))
-    uncounted = why_uncounted(function) if "instruction" not in entries and default == WGMMA and not of_f32 else None
+    given = ir.StringAttr(entries["instruction"]).value if "instruction" in entries else None
+    by_wgmma = default == WGMMA and not of_f32 and given in (None, WGMMA)
+    uncounted = why_uncounted(function) if by_wgmma else None
     if uncounted is not None:
         load, why = uncounted
-        if any(element(op.opview.a).width == 8 for op in ops_named(function, "kv.dot")):
-            fail(
-                load, f"is a tile of an 8-bit product, which must be loaded in every iteration of a for loop, but {why}"
-            )
+        narrow = any(element(op.opview.a).width == 8 for op in ops_named(function, "kv.dot"))
+        if given or narrow:
+            what = "by wgmma" if given else "of 8 bits"
+            fail(load, f"is a tile of a product {what}, which every iteration of a for loop must load, but {why}")
         remark(load, "missed", f"products are computed by mma.sync, not by wgmma: {why}")
     entries.setdefault("instruction", ir.StringAttr.get(MMA if of_f32 or uncounted else default))
     function.attributes["kv.schedule"] = ir.DictAttr.get(entries)

@@ -206,9 +206,9 @@ def compile(
     c = context()
     with diagnosed(c):
         module = as_module(kernel, specs, c)
-        text, placed = str(module), with_places(module)
+        text, located = str(module), with_locations(module)
         # Assertions contain source locations, so code with checks depends on locations; other code does not.
-        what = placed if lineinfo or settings.check or "cf.assert" in text else text
+        what = located if lineinfo or settings.check or "cf.assert" in text else text
         operations = [op.name for op in ops_named(module, *schedules.TUNED)]
         key = key_of("kernel with lines" if lineinfo else "kernel", what, chosen, settings, operations)
         found = load_cached(key)
@@ -218,7 +218,7 @@ def compile(
                 emit.check_translatable(module)
             found = lower(module, chosen, steps, reproducer, observer, lineinfo)
             save_cached(key, found)
-    return Kernel(found, text, settings, placed, {"-": kernel} if isinstance(kernel, str) else {})
+    return Kernel(found, text, settings, located, {"-": kernel} if isinstance(kernel, str) else {})
 
 
 def _check_at(steps: Sequence[pipeline.Step]) -> runner.Observer:
@@ -231,7 +231,7 @@ def _check_at(steps: Sequence[pipeline.Step]) -> runner.Observer:
     return observe
 
 
-def with_places(module: ir.Module) -> str:
+def with_locations(module: ir.Module) -> str:
     """A module's text with the source locations of its operations."""
     text = str(module.operation.get_asm(enable_debug_info=True))
     if "nvvm.barrier id" in text:  # its custom form does not parse a location (MLIR 22.1)
@@ -244,7 +244,7 @@ def as_module(kernel: Any, specs: Sequence[Any], c: ir.Context) -> ir.Module:
     if isinstance(kernel, ir.Module):
         if specs:
             raise TypeError(f"a module takes no specs, got {len(specs)}")
-        return ir.Module.parse(with_places(kernel), c)
+        return ir.Module.parse(with_locations(kernel), c)
     if isinstance(kernel, str):
         if specs:
             raise TypeError(f"MLIR text takes no specs, got {len(specs)}")

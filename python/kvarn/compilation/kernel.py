@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import kvarn
 from kvarn.artifact import Artifact
+from kvarn.dialect.deprecated import warn_renamed
 from kvarn.errors import meant
 from kvarn.settings import emulation
 
@@ -43,7 +44,7 @@ class Kernel:
         its kernels. Needs nvJitLink or ptxas.
     settings : Settings or None
         Changes of the pipeline for this compilation; None for a loaded kernel.
-    placed : str
+    located : str
         The kv IR with source locations; empty for a loaded kernel.
     texts : mapping of str to str
         Sources without a file, by the file name of their locations.
@@ -52,12 +53,18 @@ class Kernel:
     """
 
     def __init__(
-        self, artifact: Artifact, source: str = "", settings: Settings | None = None, placed: str = "",
+        self, artifact: Artifact, source: str = "", settings: Settings | None = None, located: str = "",
         texts: Mapping[str, str] | None = None,
     ) -> None:  # fmt: skip
         self.artifact = artifact
         self._source, self.settings = source, settings
-        self.placed, self.texts = placed, texts or {}
+        self.located, self.texts = located, texts or {}
+
+    @property
+    def placed(self) -> str:
+        """The old name of ``located``, for one release."""
+        warn_renamed("the attribute of a kernel", "placed", "located")
+        return self.located
 
     @property
     def name(self) -> str:

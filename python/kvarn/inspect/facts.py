@@ -14,7 +14,7 @@ from kvarn.emulator import ptx_parser as ptx_text
 from kvarn.files import write_output
 from kvarn.runtime import assemble
 
-from . import machine, places, work
+from . import machine, source_map, work
 from .stages import Run, Stage, run_stages
 
 if TYPE_CHECKING:
@@ -46,7 +46,7 @@ class KernelReport:
         The layout and lifetimes of dynamic shared memory.
     remarks : list of Remark
         Of passes and of the assembler.
-    ptx, sass : list of places.Line
+    ptx, sass : list of source_map.Line
         Code lines with their source lines. Without an assembler or a disassembler ``sass`` is empty, with the reason in
         ``no_sass``.
     """
@@ -60,14 +60,14 @@ class KernelReport:
     ) -> None:
         self.kernel, self.report, self._threads = kernel, report, threads
         self._texts = {**kernel.texts, **(texts or {})}
-        self.no_source = "" if kernel.placed else "its IR is not in the file: compile it again to see it"
+        self.no_source = "" if kernel.located else "its IR is not in the file: compile it again to see it"
 
     # --- the pipeline
 
     @functools.cached_property
     def run(self) -> Run:
         kernel = self.kernel
-        return run_stages(kernel.placed, kernel.target, kernel.settings) if kernel.placed else Run()
+        return run_stages(kernel.located, kernel.target, kernel.settings) if kernel.located else Run()
 
     @property
     def stages(self) -> list[Stage]:
@@ -95,8 +95,8 @@ class KernelReport:
         return str(artifact.code.get("ptx", ""))
 
     @functools.cached_property
-    def ptx(self) -> list[places.Line]:
-        return places.ptx_lines(self.ptx_text)
+    def ptx(self) -> list[source_map.Line]:
+        return source_map.ptx_lines(self.ptx_text)
 
     @functools.cached_property
     def _tried(self) -> assemble.Assembled | Exception:
@@ -126,15 +126,15 @@ class KernelReport:
         return str(self._tried) if isinstance(self._tried, Exception) else ""
 
     @functools.cached_property
-    def _disassembled(self) -> tuple[list[places.Line], str]:
+    def _disassembled(self) -> tuple[list[source_map.Line], str]:
         try:
             text = assemble.disassemble(self.assembled.cubin, ("-c", "-gp"))
-            return places.sass_lines(text, self.ptx, [entry.name for entry in self.entries]), ""
+            return source_map.sass_lines(text, self.ptx, [entry.name for entry in self.entries]), ""
         except (assemble.MissingToolError, assemble.AssemblyError, ValueError) as error:
             return [], str(error)
 
     @property
-    def sass(self) -> list[places.Line]:
+    def sass(self) -> list[source_map.Line]:
         return self._disassembled[0]
 
     @property
@@ -148,7 +148,7 @@ class KernelReport:
         lines = [line for stage in self.stages[:1] for line in stage.lines]
         lines += [line for stage in self.stages[1:] for line in stage.lines] + self.ptx
         found = {}
-        for file in places.files_of(lines):
+        for file in source_map.files_of(lines):
             text = self._texts[file].split("\n") if file in self._texts else _lines_of(file)
             if text:
                 found[file] = text

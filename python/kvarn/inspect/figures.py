@@ -10,8 +10,8 @@ from html import escape
 
 from kvarn.dialect.chips import Gpu
 
-from .places import Place
 from .shared import Block
+from .source_map import Place
 
 _WIDTH, _HEIGHT = 760, 330
 _LEFT, _RIGHT, _TOP, _BOTTOM = 52, 24, 16, 40

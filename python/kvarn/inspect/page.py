@@ -21,7 +21,7 @@ from kvarn.dialect.chips import Gpu
 
 from . import figures, machine, work
 from .describe import describe_abi, instruction_mix, sorted_mix
-from .places import Chain, Line
+from .source_map import Chain, Line
 from .stages import changed
 
 if TYPE_CHECKING:

@@ -12,7 +12,7 @@ from kvarn.errors import source_locations
 from kvarn.lowering.passes.backend import allocate_kv_shared
 from kvarn.lowering.rewrite import enclosing, kernels, walk
 
-from .places import Place
+from .source_map import Place
 
 STAGE = "allocate-kv-shared"  # allocations are read before this pass
 # Ops that forward an address. A load returns data; any other op with the address is a use.

@@ -12,7 +12,7 @@ from typing import Any
 from kvarn.artifact import Artifact
 
 from . import shared
-from .places import Line, ir_lines
+from .source_map import Line, ir_lines
 
 _MOST_KINDS = 6  # kinds of operations listed per line
 INPUT = "input"
@@ -30,7 +30,7 @@ class Stage:
     counts : Counter of str
         Operations by name.
     text : str
-    placed : str
+    located : str
         The text with locations.
     """
 
@@ -39,11 +39,11 @@ class Stage:
     seconds: float
     counts: Counter[str]
     text: str
-    placed: str = ""
+    located: str = ""
 
     @functools.cached_property
     def lines(self) -> list[Line]:
-        return ir_lines(self.placed or self.text)
+        return ir_lines(self.located or self.text)
 
 
 @dataclass
@@ -113,8 +113,8 @@ def run_stages(source: str, target: str, settings: Any = None) -> Run:
 
 
 def _stage(name: str, reason: str, seconds: float, module: Any) -> Stage:
-    placed = str(module.operation.get_asm(enable_debug_info=True))
-    return Stage(name, reason, seconds, count_operations(module), str(module), placed)
+    located = str(module.operation.get_asm(enable_debug_info=True))
+    return Stage(name, reason, seconds, count_operations(module), str(module), located)
 
 
 def change(before: Counter[str], after: Counter[str]) -> str:

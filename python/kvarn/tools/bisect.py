@@ -89,7 +89,7 @@ def _run(text: str, step: Step, limit: int | None = None) -> _Left:
                     runner.run(module, [step])
             except (PassFailure, KernelError) as error:
                 return {"problem": f"fails: {error}"}
-        return {"text": compiler.with_places(module), "asked": found.asked, "last": found.last}
+        return {"text": compiler.with_locations(module), "asked": found.asked, "last": found.last}
 
     try:
         return _Left(**apart(work))
@@ -197,7 +197,7 @@ def source_of(options: argparse.Namespace) -> str:
     kernel, specs = named(options)
     context = compiler.context()
     with compiler.diagnosed(context):
-        return compiler.with_places(compiler.as_module(kernel, specs, context))
+        return compiler.with_locations(compiler.as_module(kernel, specs, context))
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -102,7 +102,7 @@ def recorded(
     found |= {"grid": launch.grid, "block": launch.block, "stage": stage}
     with module.context:
         module.operation.attributes[RECORD] = ir.StringAttr.get(json.dumps(found))
-    return driver.with_places(module)
+    return driver.with_locations(module)
 
 
 def launch_of(options: argparse.Namespace, module: ir.Module | None) -> tuple[Any, Any]:

@@ -75,7 +75,7 @@ def operation_source(
             given[argument] = dtypes.i32 if argument == "layer" else Shaped(dtypes.i32, (None,))
     operation, operands, attributes, schedule = _captured(function, _made(given, options or InputOptions()))
     chosen = target or compiler.default_target()
-    return compiler.with_places(dispatch.build(operation.specialised(operands, attributes, schedule, chosen)))
+    return compiler.with_locations(dispatch.build(operation.specialised(operands, attributes, schedule, chosen)))
 
 
 def _function(name: str) -> Callable[..., Any]:

@@ -95,7 +95,7 @@ def _demand(problem: str, what: str) -> None:
 
 
 def _located(module: ir.Module) -> str:
-    return importlib.import_module("kvarn.compilation.driver").with_places(module)
+    return importlib.import_module("kvarn.compilation.driver").with_locations(module)
 
 
 __all__ = ["Checks", "Run", "WrongAnswer"]
