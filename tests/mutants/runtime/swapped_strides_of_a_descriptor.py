@@ -4,6 +4,4 @@
 SYMBOL = "kvarn.runtime.tensormap:of_tile"
 OLD = "(spec.token_stride, spec.head_stride, 1)"
 NEW = "(spec.head_stride, spec.token_stride, 1)"
-CAUGHT_BY = (
-    "tests/runtime/test_launch_tensormap.py::test_a_tile_has_dimensions_for_pages_slots_heads_and_depth",
-)
+CAUGHT_BY = ("tests/runtime/test_launch_tensormap.py::test_a_tile_has_dimensions_for_pages_slots_heads_and_depth",)
