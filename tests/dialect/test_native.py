@@ -83,6 +83,13 @@ def test_reads_are_merged_only_when_no_write_lies_between(context, between, load
     assert run(body, "cse").count("toy.load") == loads
 
 
+def test_contexts_do_not_share_effects(context):
+    native.attach(context, EFFECTS)
+    with ir.Context(), ir.Location.unknown():
+        irdl.load_dialects(ir.Module.parse(TOY))
+        assert "toy.load" in run('%0 = "toy.load"(%i) : (i32) -> i32\nreturn %i : i32', "canonicalize")
+
+
 def test_many_contexts_come_and_go():
     body = '%0 = "toy.load"(%i) : (i32) -> i32\n%1 = "toy.load"(%i) : (i32) -> i32\nreturn %i : i32'
     for _ in range(20):
@@ -107,6 +114,11 @@ def test_a_wrong_declaration_is_refused(context, effects, error, message):
     context.load_all_available_dialects()
     with pytest.raises(error, match=message):
         native.attach(context, effects)
+
+
+def test_attach_wants_a_context():
+    with pytest.raises(TypeError, match=r"mlir\.ir\.Context"):
+        native.attach(object(), EFFECTS)
 
 
 def test_the_llvm_symbols_stay_private_to_the_bindings():
