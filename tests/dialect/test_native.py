@@ -83,6 +83,11 @@ def test_reads_are_merged_only_when_no_write_lies_between(context, between, load
     assert run(body, "cse").count("toy.load") == loads
 
 
+def test_attach_wants_a_context():
+    with pytest.raises(TypeError, match=r"mlir\.ir\.Context"):
+        native.attach(object(), EFFECTS)
+
+
 def test_contexts_do_not_share_effects(context):
     native.attach(context, EFFECTS)
     with ir.Context(), ir.Location.unknown():
@@ -114,11 +119,6 @@ def test_a_wrong_declaration_is_refused(context, effects, error, message):
     context.load_all_available_dialects()
     with pytest.raises(error, match=message):
         native.attach(context, effects)
-
-
-def test_attach_wants_a_context():
-    with pytest.raises(TypeError, match=r"mlir\.ir\.Context"):
-        native.attach(object(), EFFECTS)
 
 
 def test_the_llvm_symbols_stay_private_to_the_bindings():
