@@ -85,6 +85,18 @@ def test_reads_are_merged_only_when_no_write_lies_between(context, between, load
     assert run(body, "cse").count("toy.load") == loads
 
 
+def test_attach_wants_a_context():
+    with pytest.raises(TypeError, match=r"mlir\.ir\.Context"):
+        native.attach(object(), EFFECTS)
+
+
+def test_contexts_do_not_share_effects(context):
+    native.attach(context, EFFECTS)
+    with ir.Context(), ir.Location.unknown():
+        irdl.load_dialects(ir.Module.parse(TOY))
+        assert "toy.load" in run('%0 = "toy.load"(%i) : (i32) -> i32\nreturn %i : i32', "canonicalize")
+
+
 def test_many_contexts_come_and_go():
     body = '%0 = "toy.load"(%i) : (i32) -> i32\n%1 = "toy.load"(%i) : (i32) -> i32\nreturn %i : i32'
     for _ in range(20):
