@@ -166,3 +166,10 @@ def test_loads_that_no_loop_counts_are_multiplied_by_mma_sync(kernel, why):
     assert ("wgmma.mma_async" in made.asm["ptx"]) == (why is None)
     said = {r.message for r in found.matching("assign-kv-layouts:missed")}
     assert said == (set() if why is None else {f"products are computed by mma.sync, not by wgmma: {why}"})
+
+
+def test_wgmma_is_refused_for_tiles_that_no_loop_counts():
+    kernel = kv.kernel(of_while.function, block=128, schedule={"instruction": "wgmma"})
+    why = "is a tile of a product by wgmma, which every iteration of a for loop must load, but a while loop loads it"
+    with pytest.raises(kv.KernelError, match=why):
+        kv.compile(kernel, QUERY, SPEC, SCORES, target="sm_90a")
