@@ -28,7 +28,7 @@ from kvarn.lowering import kernels
 pytestmark = pytest.mark.whole
 
 WORKER = Path(__file__).with_name("hostile_worker.py")
-TRIES = "20" if os.environ.get("KVARN_TEST_ALL") else "6"  # batches of hostile contents
+TRIES = "20" if os.environ.get("KVARN_TEST_ALL") else "3"  # batches of hostile contents
 SECONDS = 300  # that a family may take, on a machine that does much else
 ON_HOST = [f for f in hostile.FAMILIES if f not in hostile.OF_GPUS]
 
