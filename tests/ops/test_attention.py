@@ -90,7 +90,7 @@ def test_a_padded_batch_has_the_bits_of_a_ragged_one(kernel):
     assert_same_bits(replace(case, form=Padded()).run(place), case.run(place))
 
 
-@pytest.mark.parametrize("kernel", ["host", "simt", "mma"])
+@pytest.mark.parametrize("kernel", ["host", pytest.param("simt", marks=[pytest.mark.thorough]), "mma"])
 @pytest.mark.parametrize(
     "elements",
     [{"mask": named("chunked", 24)}, {"dtype": "i8", "query": "f16", "scales": ("f32", 32)}],

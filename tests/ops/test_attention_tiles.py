@@ -99,7 +99,8 @@ LIKE_OTHERS = (
     "continuous by cp.async", "groups of eight", "pages of 48", "8-bit pages of 1, no producer",
     "granules of 8 in pages of 48, three producers", "boxes of f8e5m2, three producers", "boxes of 192, no producer",
     "boxes of granules of 32, three producers", "heads of 8 bytes", "heads of 136 bytes", "heads of 136",
-    "three warpgroups multiply what one converts", "8-bit heads of 8 by cp.async",
+    "three warpgroups multiply what one converts", "8-bit heads of 8 by cp.async", "96 columns by TMA",
+    "granules of 4 in pages of 7", "boxes of a scale a head", "scales of f16", "heads of 120 bytes",
 )  # fmt: skip
 
 
@@ -243,7 +244,8 @@ SCHEDULES_LIKE_OTHERS = (
     "three consumers without a producer", "three stages", "keys in two parts, no producer", "no producer, cp.async",
     "tiles of 96 keys", "persistent blocks without a producer", "a queue of three blocks", "a queue, cp.async",
     "split keys of few rows", "query rows one tile ahead", "mma.sync, three stages", "mma.sync, two warpgroups",
-    "mma.sync, tiles of 96 keys", "mma.sync, persistent blocks", "mma.sync, copies when they are needed",
+    "mma.sync, tiles of 96 keys", "mma.sync, persistent blocks", "mma.sync, copies when they are needed", "no overlap",
+    "one persistent block", "three consumers", "mma.sync, tiles of 16 keys", "a queue",
 )  # fmt: skip
 
 
