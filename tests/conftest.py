@@ -17,6 +17,7 @@ _STDERR = pytest.StashKey[int]()  # as it was before pytest captured it
 INTERPRETED, HOSTED, MANY, OF_MANY = 8, 8, 8, 6
 FIRST = ("test_lint.py", "test_lit.py")  # files of pyright and of lit
 OF_PROCESSES = 8  # as many others a test takes of a file that starts processes
+SECONDS = "kvarn/seconds"  # in pytest's cache: how long the tests of each file took
 GPU_SECONDS = 120  # that a test on a GPU may take: a kernel that hangs takes everything after it along
 
 
@@ -36,14 +37,30 @@ def pytest_runtest_setup(item):
         pytest.skip(f"needs a GPU: {_no_gpu()}")
 
 
+def _seconds(config):
+    return config.cache.get(SECONDS, {}) if hasattr(config, "cache") else {}
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node):
+    """The workers of a distributed run order the files alike, also if another run ends meanwhile."""
+    node.workerinput["seconds"] = _seconds(node.config)
+
+
 def pytest_collection_modifyitems(config, items):
     _sample(config, items)
-    # Files go to workers in this order (make check: --no-loadscope-reorder): what is long and one test goes first, then
-    # by the number of tests, so that no worker has a long file left when the other is done.
+    # Files go to workers in this order (make check: --no-loadscope-reorder), so that no worker has a long file left
+    # when the other is done: what is long and one test, then by the seconds of the last run, or by the number of tests.
     sizes = collections.Counter[Any]()
     for item in items:
         sizes[item.path] += OF_PROCESSES if hasattr(getattr(item, "module", None), "subprocess") else 1
-    items.sort(key=lambda item: (item.path.name not in FIRST, -sizes[item.path], item.path))
+    seconds = config.workerinput["seconds"] if hasattr(config, "workerinput") else _seconds(config)
+
+    def place(item):
+        file = item.nodeid.partition("::")[0]
+        return (item.path.name not in FIRST, -seconds.get(file, sizes[item.path]), item.path)
+
+    items.sort(key=place)
 
 
 def _sample(config, items):
@@ -119,12 +136,14 @@ def place(request):
 
 
 class _Outcomes:
-    """Counts what happened; in a distributed run the reports arrive in the controlling process."""
+    """Counts what happened and how long it took; in a distributed run the reports arrive in the controlling process."""
 
     def __init__(self):
         self.ran = self.skipped = 0
+        self.seconds = collections.Counter()
 
     def pytest_runtest_logreport(self, report):
+        self.seconds[report.nodeid.partition("::")[0]] += report.duration
         if report.skipped:
             self.skipped += 1
         elif report.when == "call" or report.failed:
@@ -132,6 +151,10 @@ class _Outcomes:
 
     @pytest.hookimpl(trylast=True)
     def pytest_sessionfinish(self, session, exitstatus):
+        if len(self.seconds) > MANY and hasattr(session.config, "cache"):  # of more than some files that were picked
+            session.config.cache.set(
+                SECONDS, _seconds(session.config) | {file: round(s, 1) for file, s in self.seconds.items()}
+            )
         if self.skipped and not self.ran and exitstatus == pytest.ExitCode.OK:
             session.exitstatus = pytest.ExitCode.TESTS_FAILED
 
