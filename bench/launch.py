@@ -132,8 +132,12 @@ def operations(torch: Any) -> dict[str, Callable[[], Any]]:
     lengths, offsets = (torch.arange(n, dtype=torch.int32, device="cuda") for n in (2, 3))
     table = torch.arange(48, dtype=torch.int32, device="cuda").view(2, 24) % 8
     pool = kv.PagedKVCacheCollection(blocks, lengths, table, 1, 16)
+    freqs = torch.zeros(64, 128, device="cuda")
+    x, weight = torch.zeros(2, 64, **kinds), torch.zeros(12 * 128, 64, **kinds)
     return {
         "kv.ops.append": lambda: kv.ops.append(pool, 0, key, key, offsets),
+        "kv.ops.rope_append": lambda: kv.ops.rope_append(pool, 0, query, key, key, offsets, freqs, query_out=out),
+        "kv.ops.project_append": lambda: kv.ops.project_append(pool, 0, x, weight, offsets, query_out=out),
         "kv.ops.attention, 2 launches": lambda: kv.ops.attention(pool, 0, query, offsets, out=out),
         "... and torch.empty_like": lambda: kv.ops.attention(pool, 0, query, offsets),
         "kv.ops.increment_cache_lengths": lambda: kv.ops.increment_cache_lengths(lengths, offsets),
@@ -169,7 +173,10 @@ def captured() -> dict[str, Callable[[], Any]]:
 def main(argv: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--json", metavar="FILE", help="write the figures to a file")
+    parser.add_argument("--python", action="store_true", help="without the native part")
     options = parser.parse_args(argv)
+    if options.python:
+        quick._native = None
     status = driver.status()
     if not status.usable:
         print(f"bench/launch.py needs a GPU: {status.reason}", file=sys.stderr)

@@ -54,7 +54,7 @@ def index(value: Any, extent: int, name: str) -> int:
 def pool_view(obj: Any, name: str) -> BufferView:
     """View a pool, which lies within its storage: ``untyped_storage().resize_`` may have made a tensor's shorter."""
     buffer = view(obj, name=name)
-    if is_torch(type(obj)):
+    if buffer.data and is_torch(type(obj)):  # a tensor that torch traces has no address
         _within_storage(obj, name)
     return buffer
 

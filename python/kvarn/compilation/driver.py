@@ -317,6 +317,11 @@ def _lower(
     return Artifact(name, target.name, emit.isa_of(text), {"ptx": text}, entries, args, launches, workspaces)
 
 
+# Python keeps frames in chunks, maps a chunk for its first frame and unmaps it when that returns. Where one ends inside
+# of a recursion of the passes, every call does both; a frame of half a megabyte gets a chunk with room for those calls.
+_lower.__code__ = _lower.__code__.replace(co_stacksize=1 << 16)
+
+
 # --- the ABI record ----------------------------------------------------------------------------------
 
 _Program = tuple[str, tuple[Arg, ...], tuple[Step, ...], tuple[Workspace, ...]]
