@@ -171,7 +171,9 @@ def test_sums_of_8_bits_keep_what_is_small(place, schedule):
     np.testing.assert_array_equal(place.get(out).astype(np.float32), wanted.astype(np.float32))
 
 
-@pytest.mark.parametrize("schedule", [{"kind": "tile"}, {"kind": "stream_k", "max_tokens": 16}], ids=["tile", "stream_k"])
+@pytest.mark.parametrize(
+    "schedule", [{"kind": "tile"}, {"kind": "stream_k", "max_tokens": 16}], ids=["tile", "stream_k"]
+)
 @pytest.mark.parametrize("place", ["sm_90a"], indirect=True)
 def test_tables_that_are_wrong_lead_out_of_no_buffer(place, schedule):
     """What tables hold is not looked at on a GPU: kernels stay inside their memory all the same."""

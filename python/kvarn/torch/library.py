@@ -22,12 +22,10 @@ from torch.autograd.graph import increment_version
 from torch.fx.experimental.symbolic_shapes import guard_scalar
 
 from kvarn import dispatch, ops
-from kvarn.caches import checks
 from kvarn.dialect.ext import F32, I32
 from kvarn.dialect.layout import CacheSpec
 from kvarn.dispatch import Operation
 from kvarn.ops import reads
-from kvarn.runtime import buffers
 from kvarn.runtime.binding import is_torch
 
 from . import handles
@@ -239,12 +237,6 @@ def _in_graph() -> bool:
 @torch.compiler.substitute_in_graph(is_torch, skip_signature_check=True)
 def _is_tensor(cls: type) -> bool:
     return issubclass(cls, torch.Tensor)
-
-
-@torch.compiler.substitute_in_graph(checks.pool_view, skip_signature_check=True)
-def _traced_pool(obj: Any, name: str) -> Any:
-    """The view alone: a traced tensor has no storage yet, and the operator checks what it is given when it runs."""
-    return buffers.view(obj, name=name)
 
 
 @torch.compiler.substitute_in_graph(reads._modified, skip_signature_check=True)
