@@ -19,7 +19,7 @@ from kvarn.runtime.buffers import BufferView
 
 from . import checks
 
-AS_MANY_AS_FIT: Any = object()  # in place of a bound: the table's capacity
+AS_MANY_AS_FIT: Any = "as many as fit"  # in place of a bound: the table's capacity; a constant for torch.compile
 WRITABLE = ("blocks", "values", "scales", "value_scales")  # views of buffers that kernels may write
 # Names of the dimensions of pools by kind and word (added kinds use those of paged pools), and of lookup tables.
 _POOLS = {
@@ -238,4 +238,4 @@ def with_sequences(
 
 
 def _length(given: Any, name: str, room: int) -> int:
-    return room if given is AS_MANY_AS_FIT else checks.count(given, name)
+    return room if isinstance(given, str) and given == AS_MANY_AS_FIT else checks.count(given, name)
