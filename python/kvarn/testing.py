@@ -7,6 +7,7 @@ size is written before. On the host a sample is a loop of calls by the clock.
 
 from __future__ import annotations
 
+import importlib
 import importlib.util
 import math
 import statistics
@@ -112,8 +113,7 @@ def do_bench(
 def _torch_with_gpu() -> Any:
     if importlib.util.find_spec("torch") is None:
         return None
-    import torch
-
+    torch = importlib.import_module("torch")
     return torch if torch.cuda.is_available() else None
 
 

@@ -37,26 +37,20 @@ def driver(context: ir.Context, steps: str = "", **changes: object) -> tuple[Dri
 # --- coverage of the dialect's lit tests ---------------------------------------------------------------
 
 
+def _round_tripped() -> str:
+    """The lit files that read back what they print."""
+    texts = [path.read_text() for path in sorted(DIALECT.glob("*.mlir")) if not path.name.startswith("invalid")]
+    return "".join(text for text in texts if "--verify-roundtrip" in text or "| kv-opt" in text)
+
+
 def test_every_op_round_trips_in_a_lit_file() -> None:
-    """Of those that read back what they print."""
-    texts = [p.read_text() for p in sorted(DIALECT.glob("*.mlir")) if not p.name.startswith("invalid")]
-    held = "".join(t for t in texts if "RUN: kv-opt %s | kv-opt" in t or "--verify-roundtrip" in t)
-    assert [
-        c.OPERATION_NAME for c in kv.Kv.operations if re.search(rf'"{c.OPERATION_NAME}"\((?:%|\)|\w+ = )', held) is None
-    ] == []
-    checked = set(re.findall(r'CHECK(?:-DAG)?: .*"(kv\.\w+)"\(', held))
-    assert {c.OPERATION_NAME for c in kv.Kv.operations} == checked
+    held, names = _round_tripped(), [c.OPERATION_NAME for c in kv.Kv.operations]
+    assert [name for name in names if re.search(rf'"{name}"\((?:%|\)|\w+ = )', held) is None] == []
 
 
-def test_every_type_is_in_types_mlir() -> None:
-    held = (DIALECT / "types.mlir").read_text() + (DIALECT / "staging.mlir").read_text()
-    assert [
-        t.TYPE_NAME
-        for t in kv.Kv.types
-        if f"CHECK-SAME:    !kv.{t.TYPE_NAME}<" not in held
-        and f"(!kv.{t.TYPE_NAME}<" not in held
-        and f" -> !kv.{t.TYPE_NAME}\n" not in held
-    ] == []
+def test_every_type_round_trips_in_a_lit_file() -> None:
+    held, names = _round_tripped(), [t.TYPE_NAME for t in kv.Kv.types]
+    assert [name for name in names if re.search(rf"!kv\.{name}\b", held) is None] == []
 
 
 def test_every_verifier_sentence_has_a_refused_case() -> None:

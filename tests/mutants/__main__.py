@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import itertools
+import os
 import queue
 import sys
 import tempfile
@@ -36,18 +38,24 @@ def without_faults(copy: Copy, chosen: list[Fault]) -> dict[str, str]:
     }
 
 
+# Times of files with faults: Python keeps the code of a file by its size and the second in which it was written.
+_SECONDS = itertools.count(1_000_000_000)
+
+
 def with_fault(copy: Copy, fault: Fault) -> tuple[str, str]:
     """(caught, SURVIVED or BROKEN, by which test or why)."""
     path, text = fault.planted()
     file = copy.root / path
-    whole = file.read_bytes()
+    whole, begun = file.read_bytes(), file.stat().st_mtime
     try:
         file.write_text(text)
+        os.utime(file, (next(_SECONDS),) * 2)
         found = copy.run(fault.tests)
     except (TimeoutError, ValueError) as error:
         return "BROKEN", str(error)
     finally:
         file.write_bytes(whole)
+        os.utime(file, (begun,) * 2)
     for ran in found:
         if ran.outcome == "failed":
             return "caught", f"by {ran.test}"

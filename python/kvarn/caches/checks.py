@@ -62,7 +62,7 @@ def pool_view(obj: Any, name: str) -> BufferView:
 def _within_storage(tensor: Any, name: str) -> None:
     storage = tensor.untyped_storage()
     last = sum((extent - 1) * stride for extent, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    end = (tensor.storage_offset() + last + 1) * tensor.element_size()
+    end = tensor.data_ptr() - storage.data_ptr() + (last + 1) * tensor.element_size()
     if end > storage.nbytes() and tensor.numel():
         raise ValueError(
             f"{name} must lie within its storage, got shape {list(tensor.shape)}, which needs {end} bytes, over a "
