@@ -138,12 +138,16 @@ def place(request):
 class _Outcomes:
     """Counts what happened and how long it took; in a distributed run the reports arrive in the controlling process."""
 
-    def __init__(self):
+    def __init__(self, config):
+        self.config = config
         self.ran = self.skipped = 0
         self.seconds = collections.Counter()
 
     def pytest_runtest_logreport(self, report):
         self.seconds[report.nodeid.partition("::")[0]] += report.duration
+        reporter = self.config.pluginmanager.get_plugin("terminalreporter")
+        if report.failed and reporter is not None:  # at once: a run that is stopped has no summary
+            reporter.write_line(f"\n{report.nodeid} failed", red=True)
         if report.skipped:
             self.skipped += 1
         elif report.when == "call" or report.failed:
@@ -166,4 +170,4 @@ class _Outcomes:
 def pytest_configure(config):
     config.stash[_STDERR] = os.dup(2)
     if not hasattr(config, "workerinput"):
-        config.pluginmanager.register(_Outcomes(), "kvarn-outcomes")
+        config.pluginmanager.register(_Outcomes(config), "kvarn-outcomes")
