@@ -151,7 +151,7 @@ def test_what_has_tables_of_its_own_is_checked_too():
 
 WRONG = {
     "row_offsets must not descend": (RIGHT[[0, 2, 1]], (5, 9)),
-    "row_offsets must end within the rows": (np.array([0, 3, 5], np.uint32), (5, 9)),
+    "row_offsets must not exceed the number of rows": (np.array([0, 3, 5], np.uint32), (5, 9)),
     "row_offsets must not be negative": (np.array([2**32 - 1, 3, 4], np.uint32), (5, 9)),
     "collection must have room": (RIGHT, (5, 100_000)),
 }
