@@ -112,7 +112,7 @@ def _check_assembly(op: ir.Operation) -> None:
     outputs, inputs = order.count("output"), order.count("input")
     same = [int(match["same"]) for match in found if match is not None and match["same"]]
     if len(set(same)) != len(same) or max(same, default=-1) >= outputs:
-        fail(op, f"a constraint that is a number must be that of an output, and another one's each, got '{text}'")
+        fail(op, f"constraints that are numbers must name different outputs, got '{text}'")
     results = _results(op)
     if (outputs, inputs) != (results, len(op.operands)):
         fail(op, f"constraints must be of {results} outputs and {len(op.operands)} inputs, got {outputs} and {inputs}")

@@ -258,7 +258,7 @@ def test_hand_written_ir_is_checked_before_llvm_gets_it():
         ('llvm.inline_asm "x", "r,~{memory}" %a : (i32) -> i32', "must be of 1 outputs and 1 inputs, got 0 and 1"),
         ('llvm.inline_asm "x", "r,=r" %a : (i32) -> i32', "must be outputs, inputs and clobbers, in this order"),
         ('llvm.inline_asm "x", "=r,?" %a : (i32) -> i32', "must be outputs, inputs and clobbers, in this order"),
-        ('llvm.inline_asm "x", "=r,1" %a : (i32) -> i32', "a constraint that is a number must be that of an output"),
+        ('llvm.inline_asm "x", "=r,1" %a : (i32) -> i32', "constraints that are numbers must name different outputs"),
         ('llvm.inline_asm "x", "=r,r" %a : (i32) -> !llvm.struct<(i32)>', "must give one result itself"),
         ('llvm.inline_asm "$2", "=r,r" %a : (i32) -> i32', "its text must name one of 2 operands, got '$2'"),
         ("llvm.shufflevector %v, %v [0, 8] : vector<4xf32>", "mask must have numbers in [-1, 8), the lanes of both"),
