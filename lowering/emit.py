@@ -145,6 +145,8 @@ def _check_shuffle(op: ir.Operation) -> None:
 
 def _translates(type_: ir.Type) -> bool:
     """Whether a type is one of LLVM IR, or one of the LLVM dialect, which verifies it itself."""
+    if isinstance(type_, ir.VectorType) and ir.VectorType(type_).rank != 1:
+        return False
     element = ir.VectorType(type_).element_type if isinstance(type_, ir.VectorType) else type_
     if isinstance(element, ir.IntegerType):
         return element.is_signless

@@ -261,14 +261,15 @@ def test_hand_written_ir_is_checked_before_llvm_gets_it():
         ('llvm.inline_asm "x", "=r,1" %a : (i32) -> i32', "constraints that are numbers must name different outputs"),
         ('llvm.inline_asm "x", "=r,r" %a : (i32) -> !llvm.struct<(i32)>', "must give one result itself"),
         ('llvm.inline_asm "$2", "=r,r" %a : (i32) -> i32', "its text must name one of 2 operands, got '$2'"),
+        ("llvm.getelementptr %p[1] : (!llvm.ptr) -> !llvm.ptr, vector<2x2xf32>", "speaks of type vector<2x2xf32>"),
         ("llvm.shufflevector %v, %v [0, 8] : vector<4xf32>", "mask must have numbers in [-1, 8), the lanes of both"),
     ],
 )  # fmt: skip
-def test_assembly_and_shuffles_are_checked_before_llvm_gets_them(op, message):
+def test_operations_of_llvm_are_checked_before_llvm_gets_them(op, message):
     from kvarn.lowering import emit
     from kvarn.lowering.pass_base import PassFailure
 
-    text = f"llvm.func @f(%a: i32, %v: vector<4xf32>) {{\n  %0 = {op}\n  llvm.return\n}}"
+    text = f"llvm.func @f(%a: i32, %v: vector<4xf32>, %p: !llvm.ptr) {{\n  %0 = {op}\n  llvm.return\n}}"
     with pytest.raises(PassFailure, match=re.escape(message)):
         emit.check_translatable(compiler.parse(text))
 
