@@ -28,14 +28,6 @@ def _all(kind: type, holds: Check) -> Check:
     return lambda attribute: isinstance(attribute, kind) and all(holds(x) for x in attribute)
 
 
-def _fields(**kinds: type) -> Check:
-    """A dictionary with these fields; others may stand beside them."""
-    return lambda attribute: (
-        isinstance(attribute, ir.DictAttr)
-        and all(name in attribute and isinstance(attribute[name], kind) for name, kind in kinds.items())
-    )
-
-
 def _count(attribute: Any) -> bool:
     return isinstance(attribute, ir.IntegerAttr) and 0 <= attribute.value < 2**31
 
@@ -61,6 +53,13 @@ def _argument(attribute: Any) -> bool:
         and "name" in attribute
         and all(isinstance(attribute[name], ir.StringAttr) for name in ("name", "kind", "dtype") if name in attribute)
         and ("dtype" not in attribute or not attribute["dtype"].value or dtypes.is_name(attribute["dtype"].value))
+    )
+
+
+def _parameter(attribute: Any) -> bool:
+    kinds = {"arg": ir.IntegerAttr, "field": ir.StringAttr}
+    return isinstance(attribute, ir.DictAttr) and all(
+        name in attribute and isinstance(attribute[name], kind) for name, kind in kinds.items()
     )
 
 
@@ -96,7 +95,7 @@ KINDS: dict[str, tuple[str, Check]] = {
     "kv.min_blocks": _COUNT,
     "kv.params": (
         "an array of dictionaries, each with the number of an argument and a field",
-        _all(ir.ArrayAttr, _fields(arg=ir.IntegerAttr, field=ir.StringAttr)),
+        _all(ir.ArrayAttr, _parameter),
     ),
     "kv.program": _RECORD,
     "kv.program_args": _ARGUMENTS,

@@ -274,6 +274,11 @@ def written(schedule: Values, names: Collection[str]) -> dict[str, Any]:
     return {name: schedule[name] for name in names}
 
 
+def producers_of(schedule: Values) -> int:
+    """The number of producer warpgroups in a schedule of tiles; 0 if consumers copy."""
+    return schedule.get("producers", 1) if schedule.get("producer") else 0
+
+
 def of_own_kernel(schedule: Values, threads: int) -> dict[str, Any]:
     """A schedule of ``@kv.kernel``, with the warpgroups of a block of ``threads`` threads that compute: ``consumers``.
 
@@ -293,7 +298,7 @@ def of_own_kernel(schedule: Values, threads: int) -> dict[str, Any]:
         problem = declared[name].why_not(value)
         if problem is not None:
             raise ValueError(f"schedule: {problem}")
-    copying = schedule.get("producers", 1) if schedule.get("producer") else 0
+    copying = producers_of(schedule)
     if threads % WARPGROUP or threads // WARPGROUP <= copying:
         least = WARPGROUP * (copying + 1)
         raise ValueError(

@@ -90,7 +90,7 @@ def check_translatable(module: ir.Module) -> None:
             fail(op, f"cannot cast {source} to {result}")
 
 
-# One constraint of inline assembly, of those that LLVM knows: registers by letter or name, or an earlier output's.
+# One constraint of inline assembly that LLVM accepts: registers by letter or name, or the number of an output.
 _REGISTER = r"(?:\{[^{}]*\}|[A-Za-z]|\^[A-Za-z]{2})+"
 _CONSTRAINT = re.compile(
     rf"(?P<output>=&?{_REGISTER})|(?P<input>%?{_REGISTER})|(?P<same>\d+)|(?P<clobber>~\{{[^{{}}]*\}})"

@@ -29,7 +29,7 @@ def attend(q: Any, keys: Any, values: Any, scale: float, causal: bool) -> tuple[
 
 
 def fa3(*args: Any) -> tuple[Any, Any, None, None]:
-    """Of FA3's arguments those that the benchmarks give."""
+    """The arguments of FA3's functions that the benchmarks give."""
     q, keys, values, out, offsets, lengths, most, longest, table = (args[i] for i in (0, 1, 2, 6, 7, 11, 12, 13, 14))
     scale, causal, metadata = args[23], args[24], args[29]
     assert metadata is not None

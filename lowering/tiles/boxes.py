@@ -202,7 +202,7 @@ class StagedBoxes:
         ptx.cp_async_mbarrier_arrive(self.landed(slot))
 
     def finish(self, n: Value, thread: Value, pending: int, tile: Pointer, dtype: DType) -> None:
-        """Wait until use ``n`` has landed, convert this thread's part of it, and release the slot."""
+        """Wait until copy ``n`` has landed, convert this thread's part of the copy, and release the slot."""
         slot, parity = self.slot(n)
         ptx.mbarrier_wait(self.landed(slot), parity, name="landed")
         self.convert(slot, thread, tile, dtype)

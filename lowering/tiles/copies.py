@@ -174,7 +174,8 @@ class Chunks:
             and n & (n - 1) == 0
             and self.layout.rows % 8 == 0
         ):
-            bits = n.bit_length() - 1  # of the chunk: bit 0 of the index, and those above two bits of the row
+            # The bits of the chunk: bit 0 of the index, and the bits of the index above two bits of the row.
+            bits = n.bit_length() - 1
             rest = i >> 3
             chunk = (i & 1) | ((rest & (n // 2 - 1)) << 1)
             rest = rest >> (bits - 1)

@@ -15,11 +15,12 @@ from mlir import ir
 from mlir.dialects import arith
 
 from kvarn.dialect.ops.tile import layout_of, tile_of, tile_type
+from kvarn.dialect.schedules import WARPGROUP, producers_of
 from kvarn.dialect.shared_layout import TILE_SWIZZLE
 from kvarn.lowering.pass_base import fail
 from kvarn.lowering.rewrite import defining_op, enclosing, kernels, ops_named, walk
 
-WARP, WARPGROUP = 32, 128
+WARP = 32
 WGMMA, MMA = "wgmma", "mma.sync"  # MMA instructions, as schedules name them
 ACCUMULATORS = {WGMMA: "wgmma", MMA: "mma"}  # the accumulator layout of each instruction
 TRANSPOSED = "transposed"  # transposed(x): the layout of a tile whose transpose has layout x
@@ -66,11 +67,6 @@ def schedule_of(function: ir.Operation) -> dict[str, Any]:
 def instruction_of(function: ir.Operation) -> str:
     """The instruction of a kernel's products, once ``assign-kv-layouts`` has chosen it."""
     return schedule_of(function).get("instruction", WGMMA)
-
-
-def producers_of(schedule: dict[str, Any]) -> int:
-    """The number of producer warpgroups in a schedule; 0 if consumers copy."""
-    return schedule.get("producers", 1) if schedule.get("producer") else 0
 
 
 def is_tile(value: ir.Value) -> bool:

@@ -92,7 +92,7 @@ class Threads:
 
     @property
     def row_warp(self) -> Value:
-        """The index of the warp among those that divide the rows."""
+        """The index of the warp among the warps that divide the rows."""
         return self.warp if self.across == 1 else self.warp & (self.stack - 1)
 
     @property

@@ -11,12 +11,11 @@ import importlib
 import importlib.util
 import math
 import statistics
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from kvarn.measure.timing import first_line
+from kvarn.measure.timing import between_events, captured, span
 
 LEAST_US = 1000.0  # of a sample on the host
 
@@ -119,10 +118,11 @@ def _torch_with_gpu() -> Any:
 
 def _on_host(calls: Sequence[Callable[[], Any]], samples: int) -> list[Timing]:
     def microseconds(call: Callable[[], Any], count: int) -> float:
-        begin = time.perf_counter()
-        for _ in range(count):
-            call()
-        return (time.perf_counter() - begin) / count * 1e6
+        def calls() -> None:
+            for _ in range(count):
+                call()
+
+        return span(calls) / count
 
     counts = []
     for call in calls:
@@ -133,38 +133,23 @@ def _on_host(calls: Sequence[Callable[[], Any]], samples: int) -> list[Timing]:
 
 
 def _on_gpu(calls: Sequence[Callable[[], Any]], samples: int, torch: Any) -> list[Timing]:
-    runs = [_captured(call, torch) for call in calls]
+    for call in calls:
+        for _ in range(2):  # the first compiles and allocates
+            call()
+    torch.cuda.synchronize()
+    runs = [captured(call, torch) for call in calls]
+    for run, _ in runs:
+        run()
     properties = torch.cuda.get_device_properties(torch.cuda.current_device())
     flushed = torch.empty(2 * properties.L2_cache_size, dtype=torch.uint8, device="cuda")
     events = []
     for _ in range(samples):
         for run, _ in runs:
             flushed.zero_()  # takes longer than the host needs to start what follows
-            begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            begin.record()
-            run()
-            end.record()
-            events.append((begin, end))
+            events.append(between_events(run, torch))
     torch.cuda.synchronize()
     times = [begin.elapsed_time(end) * 1e3 for begin, end in events]
     return [Timing(tuple(times[i :: len(runs)]), mode) for i, (_, mode) in enumerate(runs)]
-
-
-def _captured(call: Callable[[], Any], torch: Any) -> tuple[Callable[[], Any], str]:
-    """A function that replays a call's graph, or the call itself, and which."""
-    for _ in range(2):
-        call()  # compiles, allocates
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    try:
-        with torch.cuda.graph(graph):
-            call()
-        graph.replay()
-        torch.cuda.synchronize()
-        return graph.replay, "graph"
-    except Exception as error:
-        torch.cuda.synchronize()
-        return call, f"no graph: {first_line(error)}"
 
 
 __all__ = ["Timing", "do_bench"]

@@ -82,7 +82,7 @@ def even(case: Projection, tokens: int, rows: int, units: int) -> bool:
 
 
 def tile_for(case: Projection, tokens: int, rows: int | None = None, columns: int | None = None) -> tuple[int, int]:
-    """(tokens, units of 16 columns) per tile: the given ones, or those with which the device finishes soonest.
+    """(tokens, units of 16 columns) per tile: the given tile, or the tile with which the device finishes soonest.
 
     Up to FULL tokens these distribute the reads of the weight evenly; beyond, they are even tiles with the fewest
     ``projection_tiles.cycles``, and among them those that copy least. 8-bit operands have tiles of FULL tokens.

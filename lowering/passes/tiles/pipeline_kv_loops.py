@@ -175,7 +175,7 @@ class Rotator:
         return [values.get(v, v) for v in (*kept, *self.added_to, self.a)]
 
     def lagged(self, index: ir.Value, handed: list[ir.Value], read: list[ir.Value]) -> dict[ir.Value, ir.Value]:
-        """Map values of the body to those of the previous iteration, whose second product is outstanding."""
+        """Map values of the body to the values of the previous iteration, whose second product is outstanding."""
         lagging = [*self.added_to, self.a]
         values = {self.r.block.arguments[0]: index, **dict(zip(lagging, handed[-len(lagging) :], strict=True))}
         values.update(zip((op.result for op in self.loads), read, strict=True))
@@ -183,7 +183,7 @@ class Rotator:
         return values
 
     def read_ahead(self, index: ir.Value) -> list[ir.Value]:
-        """Load the scalars of the next iteration, or again those of the last."""
+        """Load the scalars of the next iteration; in the last iteration, load its own scalars again."""
         if not self.loads:
             return []
         _, upper, step, *_ = self.r.loop.operands

@@ -118,9 +118,6 @@ class Expressions:
         except Exception as error:
             raise self.failed(error, node) from error
 
-    def visit_Constant(self, node: ast.Constant) -> Any:
-        return node.value
-
     def visit_Attribute(self, node: ast.Attribute) -> Any:
         base = self.eval(node.value)
         if type(base) is _types.ModuleType:

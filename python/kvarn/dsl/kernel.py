@@ -320,10 +320,10 @@ class KernelFunction:
                 with ir.InsertionPoint(block), intervals.counting(self.function):
                     self._run(variables, options)
                     emit("gpu.return")
-                if "schedule" in options and not builder.state.tiled:
-                    raise self._error(UnsupportedError, "a schedule is for kernels over tiles, and this one has none")
                 if builder.state.tiled:
                     function.attributes["kv.tiled"] = ir.UnitAttr.get()
+                elif "schedule" in options:
+                    raise self._error(UnsupportedError, "a schedule is for kernels over tiles, and this one has none")
             except BaseException:
                 function.erase()
                 raise
@@ -497,7 +497,7 @@ def kernel(
         "min_blocks": min_blocks,
         "max_registers": max_registers,
         "cluster": cluster,
-        "schedule": None if schedule is None else schedule,
+        "schedule": schedule,
     }
     options = {k: v for k, v in given.items() if v is not None}
     _option_problems(options)
@@ -516,8 +516,11 @@ def _kernel_of(function: Any, options: dict[str, Any], frame: _types.FrameType) 
     )
 
 
+_COUNTS, _TRIPLES = ("max_threads", "min_blocks", "max_registers"), ("block", "cluster")
+
+
 def _option_problems(options: dict[str, Any]) -> None:
-    for name in ("max_threads", "min_blocks", "max_registers"):
+    for name in _COUNTS:
         value = options.get(name, 1)
         if isinstance(value, bool) or not isinstance(value, int) or value < 1:
             raise ValueError(f"{name} must be a positive int, got {value!r}")
@@ -528,12 +531,18 @@ def _option_problems(options: dict[str, Any]) -> None:
                 f"block must have at most {options.get('max_threads', 1024)} threads, got {options['block']!r}"
             )
 
-    if "schedule" in options:
-        if "block" not in options:
-            raise ValueError("schedule needs block: its warpgroups are the kernel's consumers and producers")
-        schedules.of_own_kernel(options["schedule"], math.prod(_triple(options["block"])))
+    _schedule_of(options)
     if "cluster" in options and math.prod(_triple(options["cluster"], "cluster")) > 16:
         raise ValueError(f"cluster must have at most 16 blocks, got {options['cluster']!r}")
+
+
+def _schedule_of(options: dict[str, Any]) -> dict[str, Any] | None:
+    """The entries of the kernel's schedule, checked, with its consumers; None without one."""
+    if "schedule" not in options:
+        return None
+    if "block" not in options:
+        raise ValueError("schedule needs block: its warpgroups are the kernel's consumers and producers")
+    return schedules.of_own_kernel(options["schedule"], math.prod(_triple(options["block"])))
 
 
 def _triple(block: Any, name: str = "block") -> tuple[int, int, int]:
@@ -545,22 +554,18 @@ def _triple(block: Any, name: str = "block") -> tuple[int, int, int]:
 
 def _option_attributes(options: dict[str, Any]) -> dict[str, ir.Attribute]:
     _option_problems(options)
-    unknown = options.keys() - {"max_threads", "block", "min_blocks", "max_registers", "cluster", "schedule"}
+    unknown = options.keys() - {*_COUNTS, *_TRIPLES, "schedule"}
     if unknown:
-        raise ValueError(
-            "options of a kernel are max_threads, block, min_blocks, max_registers, cluster and schedule, "
-            f"got {sorted(unknown)}"
-        )
+        named = ", ".join((*_COUNTS, *_TRIPLES))
+        raise ValueError(f"options of a kernel are {named} and schedule, got {sorted(unknown)}")
     attributes: dict[str, ir.Attribute] = {
-        f"kv.{name}": types().i32_attr(options[name])
-        for name in ("max_threads", "min_blocks", "max_registers")
-        if name in options
+        f"kv.{name}": types().i32_attr(options[name]) for name in _COUNTS if name in options
     }
-    for name in ("block", "cluster"):
+    for name in _TRIPLES:
         if name in options:
             attributes[f"kv.{name}"] = ir.DenseI32ArrayAttr.get(list(_triple(options[name], name)))
-    if "schedule" in options:
-        entries = schedules.of_own_kernel(options["schedule"], math.prod(_triple(options["block"])))
+    entries = _schedule_of(options)
+    if entries is not None:
         attributes["kv.schedule"] = ir.DictAttr.get({k: attribute_of(v) for k, v in entries.items()})
     return attributes
 

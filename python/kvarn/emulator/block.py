@@ -430,14 +430,6 @@ class Block:
         try:
             while at < stop:
                 i, kind, active = code[at], kinds[at], lanes
-                if not kind:
-                    self.at = at
-                    (compiled[at] or self._compile(at, i))(lanes)
-                    at += 1
-                    if self.stopped:
-                        self.stopped = False
-                        break
-                    continue
                 if kind & GUARDED:
                     name, negated = i.guard  # type: ignore[misc]
                     bits = self.registers[name][lanes]

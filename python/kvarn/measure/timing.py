@@ -51,12 +51,30 @@ def span(run: Callable[[], Any], torch: Any = None) -> float:
         start = time.perf_counter()
         run()
         return (time.perf_counter() - start) * 1e6
+    begin, end = between_events(run, torch)
+    torch.cuda.synchronize()
+    return begin.elapsed_time(end) * 1e3
+
+
+def between_events(run: Callable[[], Any], torch: Any) -> tuple[Any, Any]:
+    """Start a run between two GPU events, and return the events; nothing waits for them."""
     begin, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     begin.record()
     run()
     end.record()
-    torch.cuda.synchronize()
-    return begin.elapsed_time(end) * 1e3
+    return begin, end
+
+
+def captured(call: Callable[[], Any], torch: Any) -> tuple[Callable[[], Any], str]:
+    """(the replay of a CUDA graph of a call, ``"graph"``), or (the call, why it cannot be captured)."""
+    graph = torch.cuda.CUDAGraph()
+    try:
+        with torch.cuda.graph(graph):
+            call()
+        return graph.replay, "graph"
+    except Exception as error:
+        torch.cuda.synchronize()
+        return call, f"no graph: {first_line(error)}"
 
 
 def repeated(call: Call, layers: int, arrays: Any) -> tuple[Callable[[], Any], int, str]:
@@ -90,15 +108,7 @@ def repeated(call: Call, layers: int, arrays: Any) -> tuple[Callable[[], Any], i
         for i in range(count):
             call(i % layers)
 
-    mode, run = "graph", all_calls
-    graph = torch.cuda.CUDAGraph()
-    try:
-        with torch.cuda.graph(graph):
-            all_calls()
-        run = graph.replay
-    except Exception as error:
-        mode = f"no graph: {first_line(error)}"
-        torch.cuda.synchronize()
+    run, mode = captured(all_calls, torch)
     run()
     torch.cuda.synchronize()
     return run, count, mode

@@ -15,8 +15,9 @@ import socket
 import sys
 from pathlib import Path
 
+from kvarn.tools.opt_client import LENGTH
+
 CLIENT = Path(__file__).with_name("opt_client.py")
-_LENGTH = 8  # bytes of the length field of a request, as in the client
 
 
 def serve(path: str) -> None:
@@ -76,7 +77,7 @@ def _reap(callers: dict[int, socket.socket]) -> None:
 
 def _answer(connection: socket.socket, main) -> int | None:
     """Run kv-opt for a caller in a child, whose process id is returned; None if the caller has gone."""
-    head, files, _, _ = socket.recv_fds(connection, _LENGTH, 3)
+    head, files, _, _ = socket.recv_fds(connection, LENGTH, 3)
     length, request = int.from_bytes(head, "little"), b""
     while len(request) < length and (more := connection.recv(length - len(request))):
         request += more
