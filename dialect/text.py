@@ -25,6 +25,7 @@ _ARRAY = re.compile(rb"(?<![\w.])(?:builtin\.)?array\s*<\s*(!?[\w$.-]+)\s*(?=[>:
 # Positions in structs, which MLIR casts to 32 bits after it has checked them.
 _POSITION = re.compile(rb"\b(?:llvm\.(?:extract|insert)value\b[^\[\n]*\[|position\s*=\s*array<i64\s*:)([-\s\d,]*)[\]>]")
 _MOST_POSITIONS = 1 << 31
+_NUMBER = re.compile(rb"-?(?:0x[0-9A-Fa-f]+|\d+)")
 _ALIAS = re.compile(rb"(![\w$.-]+)\s*=\s*([\w$.-]+)")
 _ARRAY_ELEMENTS = ("i1", "i8", "i16", "i32", "i64", "f32", "f64")
 
@@ -59,15 +60,12 @@ def problem(text: bytes | str) -> Problem | None:
             if b"//" not in data[start : match.start()]:
                 got = match[match.lastindex or 0].decode().strip()
                 return Problem.at(data, match.start(), f"{message}, got {got}")
-    for match in _SPACE.finditer(data):
-        if not 0 <= int(match.group(1), 0) < _MOST_SPACES:
-            text = f"address space must be in [0, {_MOST_SPACES}), got {match.group(1).decode()}"
-            return Problem.at(data, match.start(1), text)
-    for match in _POSITION.finditer(data):
-        for number in re.findall(rb"-?\d+", match.group(1)):
-            if not 0 <= int(number) < _MOST_POSITIONS:
-                text = f"position must be in [0, {_MOST_POSITIONS}), got {number.decode()}"
-                return Problem.at(data, match.start(1), text)
+    for pattern, what, most in ((_SPACE, "address space", _MOST_SPACES), (_POSITION, "position", _MOST_POSITIONS)):
+        for match in pattern.finditer(data):
+            for number in _NUMBER.findall(match.group(1)):
+                if not 0 <= int(number, 16 if b"x" in number else 10) < most:
+                    text = f"{what} must be in [0, {most}), got {number.decode()}"
+                    return Problem.at(data, match.start(1), text)
     if (match := _SIGNS.search(data)) is not None:
         return Problem(data.count(b"\n", 0, match.start()) + 1, 1, "more than 1000 consecutive minus signs")
     return _nested(data)

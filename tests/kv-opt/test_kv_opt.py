@@ -248,6 +248,7 @@ def test_positions_that_do_not_fit_32_bits_are_found(given: str) -> None:
         "array<i64: 1>",
         "!llvm.array<4 x i8>",
         "!n = i64 {a = array<!n>}",
+        "!llvm.ptr<00000008>",
     ],
 )
 def test_other_text_is_left_alone(given: str) -> None:
