@@ -226,7 +226,7 @@ def tiles_of_sequence(queries, group, size, b):
 
 @kv.func
 def tiles_of_many(queries, most, group, size, warps):
-    """The tiles of a divided batch of up to ``most`` sequences, which all threads of a block of ``warps`` warps count."""
+    """The tiles of a divided batch of up to ``most`` sequences, which a block of ``warps`` warps counts."""
     table, count = sums_before(partial(tiles_of_sequence, queries, group, size), queries.sequences, most, warps)
     return TilesOfMany(queries, group, size, table, count)
 
