@@ -58,7 +58,7 @@ def work_items(s, t, tiles):
     if s.sequences and not s.persistent:
         last_unit = kv.math.min(last_unit, units)
     for i in range(kv.block_id.x, last_unit, step):
-        work = i if t.queue is None else kv.take_round(t.queue, i, units)
+        work = i if t.queue is None else kv.take_round(t.queue, i, units, late=s.overlaps)
         split = 0 if t.splits is None else quotient(work, number_of_tiles)
         tile = work - split * number_of_tiles  # blocks that read the same keys run at the same time
         if s.case.chunk is None:
@@ -206,8 +206,7 @@ def attention_kernel(s: TileKernel) -> Any:
                 if s.on_host:
                     hide_values(o)
             if several:
-                tile = work.tile if many is None else (t.tiles - 1 - rows.number) * s.case.spec.num_heads + rows.head
-                write_partial(s, t, rows, tile, work.split, first < end, m, l, o)
+                write_partial(s, t, rows, work.tile, work.split, first < end, m, l, o)
             elif work.split == 0:
                 write_result(s, a, rows, m, l, o)
         if s.overlaps:  # a kernel that waits for this one waits for both

@@ -19,7 +19,7 @@ from kvarn.lowering.tiles.transposition import GROUP
 from ..base import Expansion
 from .arguments import AttentionArguments
 from .kernel import attention_kernel
-from .key_splits import WARPS, combine_kernel
+from .key_splits import COMBINING, WARPS, combine_kernel
 from .queries import batch_of, tiles_of
 from .specialisation import TileArguments, TileKernel
 from .split_counts import halved, longest_of, splits_for
@@ -112,6 +112,8 @@ def _launch_section(
     a = a.without("query", "scale", "slopes", "pages", "page_counts", *ARRAYS)
     t = replace(t, key_map=None, value_map=None, queue=None)
     grid, early = several * units * (config.rows // WARPS), at.target.has("pdl")
+    if config.sequences:  # most tiles may be of sequences that another kernel has
+        grid = grid.least(multiprocessors * COMBINING)
     at.launch(combine_kernel(s, early), [a, t], (grid, 1, 1), (32 * WARPS, 1, 1), key=key, programmatic=early)
 
 
