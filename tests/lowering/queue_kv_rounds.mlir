@@ -59,6 +59,39 @@ gpu.module @kernels {
     gpu.return
   }
 
+  // Blocks that may start late have no number of their own: all are fetched, larger by the number of blocks.
+  // CHECK-LABEL: gpu.func @late
+  // CHECK:         %[[QUEUE:.*]] = "kv.make_queue"
+  // CHECK:         %[[END:.*]] = arith.addi %[[N:.*]], %[[BLOCKS:.*]] : i32
+  // CHECK:         "kv.queue_fetch"(%[[QUEUE]], %c0{{.*}}, %[[END]])
+  // CHECK:         %[[FIRST:.*]] = "kv.queue_next"(%[[QUEUE]], %c0{{.*}})
+  // CHECK:         scf.while (%[[T:.*]] = %[[FIRST]], %[[USE:.*]] = %c1
+  // CHECK:           arith.cmpi slt, %[[T]], %[[END]]
+  // CHECK:           %[[ITEM:.*]] = arith.subi %{{.*}}, %[[BLOCKS]]
+  // CHECK:           "kv.is_role"() {role = "producer_warp_1"}
+  // CHECK-NOT:     "kv.queue_fetch"
+  // CHECK:         scf.while
+  gpu.func @late(%counter: memref<?xi8>, %block: i32, %n: i32, %blocks: i32, %out: memref<?xi32>) kernel attributes {kv.tiled, kv.block = array<i32: 384, 1, 1>, kv.schedule = {consumers = 2 : i64, producer = true}} {
+    %producer = "kv.is_role"() {role = "producer"} : () -> i1
+    scf.if %producer {
+      %keys = "kv.is_role"() {role = "producer_warp_0"} : () -> i1
+      scf.if %keys {
+        scf.for %i = %block to %n step %blocks : i32 {
+          %t = "kv.take_round"(%counter, %i, %n) {late} : (memref<?xi8>, i32, i32) -> i32
+          %at = arith.index_cast %t : i32 to index
+          memref.store %t, %out[%at] : memref<?xi32>
+        }
+      }
+      %values = "kv.is_role"() {role = "producer_warp_1"} : () -> i1
+      scf.if %values {
+        scf.for %i = %block to %n step %blocks : i32 {
+          %t = "kv.take_round"(%counter, %i, %n) {late} : (memref<?xi8>, i32, i32) -> i32
+        }
+      }
+    } {kv.roles}
+    gpu.return
+  }
+
   // Without a producer blocks keep their turns.
   // CHECK-LABEL: gpu.func @turns
   // CHECK:         scf.for

@@ -1,0 +1,11 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The tile kernel of a batch that could be divided, and is not, does not wait for the kernels before it: no decode kernel
+has waited for them.
+"""
+
+SYMBOL = "kvarn.lowering.kernels.attention.kernel:attention_kernel"
+OLD = "            if a.few < 1:"
+NEW = "            if a.few < 0:"
+CAUGHT_BY = (
+    "tests/ops/test_edges_attention.py::test_every_form_at_every_edge[prompts that no decode goes with, fp8]",
+)
