@@ -52,6 +52,7 @@ from kvarn.lowering.tiles.ir import (
     users,
 )
 
+MOST_SLACK = 127.0  # weights of more are no f32
 SATURATES = math.log2(448.0)  # the slack of weights up to e4m3's largest number
 PARTIAL = "kv.partial"  # on sums over the elements of each thread only
 _ENDS = ("kv.dot", "kv.dot_start", "scf.yield")
@@ -115,8 +116,9 @@ def slack_of(select: ir.Operation) -> float | None:
     bound = defining_op(compared.operands[1])
     if predicate != int(arith.CmpFPredicate.OGT) or compared.operands[0] != top or bound is None:
         return None
-    slack = splat_of(bound.operands[1]) if bound.name == "arith.addf" and bound.operands[0] == kept else None
-    return None if slack is None else ir.FloatAttr(slack).value
+    splat = splat_of(bound.operands[1]) if bound.name == "arith.addf" and bound.operands[0] == kept else None
+    slack = None if splat is None else ir.FloatAttr(splat).value
+    return slack if slack is not None and 0.0 <= slack < MOST_SLACK else None
 
 
 def softmax_of(select: ir.Operation) -> Softmax | str | None:
