@@ -172,6 +172,11 @@ def module_of(name: str) -> str:
     return _modules()[name]
 
 
+def of_tiles(name: str) -> bool:
+    """Whether a pass is one of kvarn's over tiles, which change kernels with the attribute ``kv.tiled`` alone."""
+    return name in NAMES and ".tiles." in module_of(name)
+
+
 def find(name: str) -> Pass | None:
     """The pass with a name, imported now; None if there is none."""
     if name in NAMES:

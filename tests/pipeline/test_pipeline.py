@@ -3,6 +3,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -124,3 +129,27 @@ def test_options_with_spaces_and_quotes_reach_a_pass_whole():
     steps = pipeline.steps("host", pipeline.Settings(options={"plan-kv-access": "read-only=false  max-alignment='8'"}))
     plan = next(s for s in steps if s.name == "plan-kv-access")
     assert (plan.options.read_only, plan.options.max_alignment) == (False, 8)
+
+
+ONLY_WHAT_IS_ASKED = """
+import runpy, sys
+import kvarn as kv
+
+kernel = runpy.run_path(sys.argv[1])["scale_keys"]
+kv.compile(kernel, kv.CacheSpec("paged", kv.bf16, 8, 128, 16), kv.f32, target="sm_90a")
+of_tiles = [m for m in sys.modules if m.startswith("kvarn.lowering.passes.tiles.")]
+of_operations = [m for m in sys.modules if m.startswith("kvarn.lowering.kernels.") and m.endswith(".expansion")]
+assert not of_tiles + of_operations, of_tiles + of_operations
+"""
+
+
+def test_a_kernel_of_ones_own_imports_no_pass_of_tiles_and_no_built_in_kernel():
+    example = Path(__file__).parents[2] / "examples" / "scale_keys.py"
+    run = subprocess.run(
+        [sys.executable, "-c", ONLY_WHAT_IS_ASKED, str(example)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "KVARN_CACHE_SIZE": "0"},
+    )
+    assert run.returncode == 0, run.stderr
