@@ -458,7 +458,7 @@ class QueueType(Kv.Type, name="queue"):
     """Work items that a block takes from a counter in device memory and hands to the roles that read them."""
 
 
-class TakeRoundOp(Kv.Operation, name="take_round", traits=[Pure]):
+class TakeWorkItemOp(Kv.Operation, name="take_work_item", traits=[Pure]):
     """The work item of an iteration of a loop from the block's number up to ``count``, by the number of blocks.
 
     Any block may process any work item: every number below ``count`` occurs in one iteration of one block. The result
@@ -467,7 +467,7 @@ class TakeRoundOp(Kv.Operation, name="take_round", traits=[Pure]):
     """
 
     counter: Operand[Any]
-    round: Operand[I32]
+    iteration: Operand[I32]
     count: Operand[I32]
     number: Result[I32] = infer_result()
 
@@ -576,9 +576,9 @@ def make_stages(name: str, stages: int, tile: ir.Type, copy: str) -> ir.Value:
     ).operation.results[0]
 
 
-def take_round(counter: ir.Value, round: ir.Value, count: ir.Value) -> ir.Value:
+def take_work_item(counter: ir.Value, iteration: ir.Value, count: ir.Value) -> ir.Value:
     """The work item of an iteration."""
-    return TakeRoundOp(counter, round, count).operation.results[0]
+    return TakeWorkItemOp(counter, iteration, count).operation.results[0]
 
 
 def make_queue(counter: ir.Value, readers: int) -> ir.Value:

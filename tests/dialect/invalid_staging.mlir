@@ -184,7 +184,7 @@ func.func @turn_wait_and_turn_pass() {
   return
 }
 
-func.func @copy_rows_start_and_take_round(%rows: memref<?x128xbf16>, %m: tensor<64xi1>, %i: tensor<64xi32>, %n: i32,
+func.func @copy_rows_start_and_take_work_item(%rows: memref<?x128xbf16>, %m: tensor<64xi1>, %i: tensor<64xi32>, %n: i32,
     %rows2: memref<?x?x128xbf16>, %counter: memref<?xi32>) {
   %s = "kv.make_stages"() {buffer_name = "rows", copy = "convert", stages = 2 : i64, tile = tensor<64x128xbf16, "shared">} : () -> !kv.stages
   // expected-error @below {{'kv.copy_rows_start' op needs a buffer that is filled by cp_async, got convert}}
@@ -192,8 +192,8 @@ func.func @copy_rows_start_and_take_round(%rows: memref<?x128xbf16>, %m: tensor<
   %s2 = "kv.make_stages"() {buffer_name = "rows", copy = "cp_async", stages = 2 : i64, tile = tensor<64x128xbf16, "shared">} : () -> !kv.stages
   // expected-error @below {{'kv.copy_rows_start' op the buffer must be a memref of rank 2, got memref<?x?x128xbf16>}}
   "kv.copy_rows_start"(%s2, %n, %rows2, %m, %i) : (!kv.stages, i32, memref<?x?x128xbf16>, tensor<64xi1>, tensor<64xi32>) -> ()
-  // expected-error @below {{'kv.take_round' op the counter must have element type i8, got i32}}
-  "kv.take_round"(%counter, %n, %n) : (memref<?xi32>, i32, i32) -> i32
+  // expected-error @below {{'kv.take_work_item' op the counter must have element type i8, got i32}}
+  "kv.take_work_item"(%counter, %n, %n) : (memref<?xi32>, i32, i32) -> i32
   return
 }
 

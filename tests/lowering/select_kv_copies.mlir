@@ -134,7 +134,7 @@ gpu.module @kernels {
       %r = scf.for %j = %low to %n step %c1 iter_args(%o = %start) -> (tensor<64x128xf32, "wgmma">) : i32 {
         %a = "kv.tile_load_rows"(%rows, %true, %at) : (memref<?x64xbf16>, tensor<64xi1, "rows(wgmma)">, tensor<64xi32, "rows(wgmma)">) -> tensor<64x64xbf16, "shared">
         %b = "kv.tile_load"(%c, %low, %low, %j, %low, %n) {first_column = 32 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "any"} : (!narrow, i32, i32, i32, i32, i32) -> tensor<64x64xbf16, "shared">
-        %k = "kv.tile_beside"(%a, %b) : (tensor<64x64xbf16, "shared">, tensor<64x64xbf16, "shared">) -> !tile
+        %k = "kv.tile_concatenate"(%a, %b) : (tensor<64x64xbf16, "shared">, tensor<64x64xbf16, "shared">) -> !tile
         %v = "kv.tile_load_rows"(%values, %true, %at) : (memref<?x128xbf16>, tensor<64xi1, "rows(wgmma)">, tensor<64xi32, "rows(wgmma)">) -> !tile
         %s = "kv.dot"(%q, %k) {transpose_b = true} : (!tile, !tile) -> !acc
         %p = arith.truncf %s : !acc to tensor<64x64xbf16, "wgmma">

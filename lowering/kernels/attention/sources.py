@@ -216,7 +216,7 @@ class ChunkKeys(Keys):
             right = self.keys.tile(rows.b, 0, self.token + first, self.token + rows.num_keys, **of_rows)
             of_values = {"columns": s.value_columns, "stored": s.values}
             v = a.chunk_values.load_rows(row, rows.head, mask=there, **of_values)
-            yield KeyTile(kv.beside(left, right), v, at)
+            yield KeyTile(kv.concatenate(left, right), v, at)
 
 
 def source_of(s: TileKernel, a: AttentionArguments, t: TileArguments, rows: Any, split: Any, columns: int) -> Keys:

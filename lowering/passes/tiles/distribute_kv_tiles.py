@@ -442,9 +442,9 @@ def _next(op: Any, d: Distribution) -> ir.Value:
     return d.stages[op.queue].next(scalar(op.n), d.threads.lane, sleep).ir
 
 
-@RULES.lowers("kv.take_round")
+@RULES.lowers("kv.take_work_item")
 def _round(op: Any, d: Distribution) -> ir.Value:
-    return op.round
+    return op.iteration
 
 
 def _initialize(op: Any, d: Distribution) -> None:
