@@ -186,7 +186,7 @@ class CopyRowsStartOp(Kv.Operation, name="copy_rows_start", traits=[_CopiesRows]
 
     Operands: the circular buffer, filled by ``cp_async``, and the use; the rest as in ``kv.tile_load_rows``. With the
     attribute ``columns`` (i64) it fills the first ``columns`` columns of the tile, and a ``kv.copy_start`` the others,
-    possibly by ``convert``. With the unit attribute ``tells`` threads do not wait for their copies: the copies
+    possibly by ``convert``. With the unit attribute ``async_arrive`` threads do not wait for their copies: the copies
     themselves arrive on the barrier.
     """
 

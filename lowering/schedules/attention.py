@@ -161,7 +161,7 @@ class TileConfig:
         return align_up(self.case.size, COLUMN_STEP)
 
     @property
-    def sections(self) -> list[tuple[int, int]]:
+    def column_ranges(self) -> list[tuple[int, int]]:
         """(first column, number of columns) of the values that each kernel computes: one kernel, or two for wide heads.
 
         Each kernel computes all scores, so the kernels need three products in place of two. One kernel whose warpgroups
@@ -175,8 +175,8 @@ class TileConfig:
 
     @property
     def value_columns(self) -> int:
-        """Columns of a section of values, padded to whole k-steps."""
-        return align_up(self.sections[0][1], COLUMN_STEP)
+        """Value columns per kernel, padded to whole k-steps."""
+        return align_up(self.column_ranges[0][1], COLUMN_STEP)
 
     @property
     def registers(self) -> int:
@@ -345,7 +345,7 @@ def of_boxes(config: TileConfig) -> bool:
 
 def staged_by_tma(config: TileConfig) -> bool:
     """Whether TMA copies whole boxes for threads to convert; not with scales that would need many small copies."""
-    spec, size, several = config.case.spec, config.case.size, len(config.sections) > 1
+    spec, size, several = config.case.spec, config.case.size, len(config.column_ranges) > 1
     if not (config.staged and of_boxes(config)):
         return False
     if joins_heads(spec):  # boxes include 8 columns of a neighbouring head

@@ -126,7 +126,7 @@ def hoist_query_reads(case: Case, b: Any, places: Any, k: Any, slopes: Any, arra
 
     ``k`` is an arbitrary key position: code that depends on it is dead.
     """
-    with functions.held():
+    with functions.reusing_reads():
         for h, q in places:
             if modifies(case):
                 modified(case, kv.f32(0.0), b, h, q, k, slopes, arrays)

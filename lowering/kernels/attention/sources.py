@@ -89,7 +89,7 @@ class Keys:
     def end(self) -> Any:
         """The end of the keys whose values are read: values past it are zeros."""
         rows = self.rows
-        if not self.s.on_host and not self.s.bounded:
+        if not self.s.on_host and not self.s.values_end_with_mask:
             return rows.num_keys
         last = (kv.math.min(rows.row0 + self.s.rows, rows.count) - 1) // self.s.case.group
         return self.s.case.mask.end(rows.start + last, rows.num_keys)

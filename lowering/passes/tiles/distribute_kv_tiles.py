@@ -489,7 +489,7 @@ def _copy(op: Any, d: Distribution) -> None:
             tile_memory.convert_tile(op, stages, thread, count)
         else:
             tile_memory.start_rows(op, stages, thread, count)
-            if not stages.finished and not stages.told and not stages.grouped:
+            if not stages.finished and not stages.async_arrive and not stages.grouped:
                 tile_memory.finish_rows(stages, scalar(op.n), thread, 0)
 
 

@@ -334,7 +334,7 @@ def stage_rows(load: ir.Operation, function: ir.Operation, stages: int, query_st
         staging.ProducerAcquireOp(buffer, n)
         copy = copy_of_rows(buffer, n, op)
         if inner:
-            copy.attributes["tells"] = ir.UnitAttr.get()
+            copy.attributes["async_arrive"] = ir.UnitAttr.get()
         tile = staging.ConsumerWaitOp(buffer, n, op.tile.type).operation.results[0]
     load.result.replace_all_uses_with(tile)
     load.erase()

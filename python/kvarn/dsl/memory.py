@@ -490,7 +490,7 @@ class Shared:
                     raise IndexError(f"index must be in [0, {extent}), got {i}")
                 known += i * stride
             elif isinstance(i, Value):
-                part = Value(i32_value(i), i32, bounds=intervals.held(*i.bounds, i32)) * stride
+                part = Value(i32_value(i), i32, bounds=intervals.wrapped(*i.bounds, i32)) * stride
                 offset = part if offset is None else part + offset
             else:
                 raise TypeError(f"an index of a shared array must be an integer, got {describe(i)}")

@@ -82,7 +82,7 @@ class Tile(Numeric):
             raise TypeError(f"reductions take a matrix and axis 0 or 1, got {describe(self)} and {axis!r}")
         bounds = self.bounds
         if kind == "add" and not self.dtype.is_float:
-            bounds = intervals.held(*(x * self.shape[axis] for x in bounds), self.dtype)
+            bounds = intervals.wrapped(*(x * self.shape[axis] for x in bounds), self.dtype)
         return Tile(ops.tile_reduce(self.ir, kind, axis), self.dtype, (self.shape[1 - axis],), bounds)
 
     def __repr__(self) -> str:
