@@ -304,7 +304,8 @@ class TilePagesOp(Kv.Operation, name="tile_pages", traits=[Pure]):
         rows, step = verify.integer(self.rows), verify.integer(self.step)
         if rows is None or step is None or step < 1 or not 1 <= rows // step <= LANES or rows % step:
             return verify.fail(
-                self, f"rows must be from 1 to {LANES} steps, one a lane, got rows = {self.rows} and step = {self.step}"
+                self,
+                f"rows must be from 1 to {LANES} steps, one per lane, got rows = {self.rows} and step = {self.step}",
             )
         return True
 
@@ -331,7 +332,7 @@ class TileRowPagesOp(Kv.Operation, name="tile_row_pages", traits=[Pure]):
         rows = verify.integer(self.rows)
         most = WARPGROUP_WARPS * LANES
         if rows is None or not 1 <= rows <= most:
-            return verify.fail(self, f"rows must be from 1 to {most}, one a lane of a warpgroup, got {self.rows}")
+            return verify.fail(self, f"rows must be from 1 to {most}, one per lane of a warpgroup, got {self.rows}")
         return True
 
 

@@ -426,7 +426,9 @@ def why_not(config: TileConfig, target: Target) -> str | None:
             return f"split_columns must be false: {problem}"
     most = cdiv(config.columns * config.itemsize, SWIZZLE) if copies_by_tma(config) else 1
     if config.parts > most:
-        return f"parts must be up to {most}, of keys that TMA copies as they are one a swizzle atom, got {config.parts}"
+        return (
+            f"parts must be up to {most}, of keys that TMA copies as they are, one per swizzle atom, got {config.parts}"
+        )
     if config.narrow and config.keys % 32:
         return f"keys must be a multiple of 32 for 8-bit queries, got {config.keys}"
     most = config.most_registers

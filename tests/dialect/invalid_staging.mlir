@@ -67,17 +67,17 @@ func.func @tile_clear_and_tile_row_pages(%x: !acc, %i: i32, %x2: !tile, %c: !cac
   "kv.tile_clear"(%x, %i, %i) : (!acc, i32, i32) -> !acc
   // expected-error @below {{'kv.tile_clear' op the result must be of the operand's type tensor<64x128xbf16, "shared">, got tensor<64x64xbf16, "shared">}}
   "kv.tile_clear"(%x2, %i, %i) : (!tile, i32, i32) -> tensor<64x64xbf16, "shared">
-  // expected-error @below {{'kv.tile_row_pages' op rows must be from 1 to 128, one a lane of a warpgroup, got 144 : i64}}
+  // expected-error @below {{'kv.tile_row_pages' op rows must be from 1 to 128, one per lane of a warpgroup, got 144 : i64}}
   "kv.tile_row_pages"(%c, %i, %i, %i) {rows = 144 : i64} : (!cache, i32, i32, i32) -> i32
   return
 }
 
 func.func @tile_pages(%c: !cache, %i: i32, %c2: !pool) {
-  // expected-error @below {{'kv.tile_pages' op rows must be from 1 to 32 steps, one a lane, got rows = 128 : i64 and step = 2 : i64}}
+  // expected-error @below {{'kv.tile_pages' op rows must be from 1 to 32 steps, one per lane, got rows = 128 : i64 and step = 2 : i64}}
   "kv.tile_pages"(%c, %i, %i, %i) {rows = 128 : i64, step = 2 : i64} : (!cache, i32, i32, i32) -> i32
-  // expected-error @below {{'kv.tile_pages' op rows must be from 1 to 32 steps, one a lane, got rows = 72 : i64 and step = 16 : i64}}
+  // expected-error @below {{'kv.tile_pages' op rows must be from 1 to 32 steps, one per lane, got rows = 72 : i64 and step = 16 : i64}}
   "kv.tile_pages"(%c, %i, %i, %i) {rows = 72 : i64, step = 16 : i64} : (!cache, i32, i32, i32) -> i32
-  // expected-error @below {{'kv.tile_pages' op rows must be from 1 to 32 steps, one a lane, got rows = 64 : i64 and step = 0 : i64}}
+  // expected-error @below {{'kv.tile_pages' op rows must be from 1 to 32 steps, one per lane, got rows = 64 : i64 and step = 0 : i64}}
   "kv.tile_pages"(%c, %i, %i, %i) {rows = 64 : i64, step = 0 : i64} : (!cache, i32, i32, i32) -> i32
   // expected-error @below {{'kv.tile_pages' op operand must be of type !kv.cache or !kv.operand, got !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>}}
   "kv.tile_pages"(%c2, %i, %i, %i) {rows = 64 : i64, step = 16 : i64} : (!pool, i32, i32, i32) -> i32
