@@ -112,6 +112,68 @@ def test_kv_opt_ignores_deleted_passes_with_a_warning(deleted, tmp_path, capsys)
         assert found == output(*now)
 
 
+@pytest.fixture
+def renamed(monkeypatch):
+    """(The name that plan-kv-access had in an earlier version, the warning about it.)"""
+    monkeypatch.setitem(registry.RENAMED, "widen-kv-access", "plan-kv-access")
+    return "widen-kv-access", "the pass 'widen-kv-access' is 'plan-kv-access' now; the old name goes"
+
+
+@pytest.mark.parametrize(
+    ("key", "of"),
+    [
+        ("disable", lambda name: [name]),
+        ("options", lambda name: {name: "read-only=false"}),
+        ("passes", lambda name: {f"before:{name}": "cse"}),
+    ],
+)
+def test_a_pass_is_found_by_its_earlier_name_with_a_warning_at_the_callers_line(renamed, key, of):
+    old, warning = renamed
+    wanted = kv.compile(triple, F32, target="sm_90a", **{key: of("plan-kv-access")})
+    with pytest.warns(DeprecationWarning, match=warning) as warned:
+        made = kv.compile(triple, F32, target="sm_90a", **{key: of(old)})
+    assert list(made.stages) == list(wanted.stages)
+    assert made.asm["ptx"] == wanted.asm["ptx"]
+    assert [w.filename for w in warned] == [__file__]
+
+
+def test_the_pipeline_is_entered_after_a_pass_by_its_earlier_name(renamed):
+    old, warning = renamed
+    stage = kv.compile(triple, F32, target="sm_90a").stages["plan-kv-access"]
+    wanted = kv.compile(stage, target="sm_90a", start_after="plan-kv-access")
+    with pytest.warns(DeprecationWarning, match=warning):
+        made = kv.compile(stage, target="sm_90a", start_after=old)
+    assert made.asm["ptx"] == wanted.asm["ptx"]
+
+
+def test_kv_opt_knows_passes_by_their_earlier_names(renamed, tmp_path, capsys):
+    from kvarn.tools import kv_opt
+
+    old, warning = renamed
+    source = tmp_path / "k.mlir"
+    source.write_text(kv.compile(triple, F32, target="sm_90a").asm["kv"])
+
+    def output(*flags):
+        assert kv_opt.main([str(source), *flags]) == 0
+        return capsys.readouterr().out
+
+    for flags in (
+        ["--{}"],
+        ["--pass-pipeline=builtin.module({},cse)"],
+        ["--kv-pipeline", "--target=sm_90a", "--disable={}"],
+        ["--kv-pipeline", "--target=sm_90a", "--stop-after={}"],
+    ):
+        wanted = output(*(flag.replace("{}", "plan-kv-access") for flag in flags))
+        with pytest.warns(DeprecationWarning, match=warning):
+            assert output(*(flag.replace("{}", old) for flag in flags)) == wanted
+
+
+def test_names_of_the_language_from_earlier_versions_warn():
+    for old, new in (("beside", "concatenate"), ("take_round", "take_work_item")):
+        with pytest.warns(DeprecationWarning, match=f"'{old}' is '{new}' now"):
+            assert getattr(kv, old) is getattr(kv, new)
+
+
 def test_a_pass_of_ones_own_may_have_the_name_of_a_deleted_one(deleted):
     def sort_kv_tiles(module):
         pass

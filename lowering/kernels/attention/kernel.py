@@ -56,7 +56,7 @@ def work_items(s, t):
     units = number_of_tiles if t.splits is None else number_of_tiles * t.splits
     last_unit, step = (units, kv.grid_dim.x) if s.persistent else (kv.block_id.x + 1, 1)
     for i in range(kv.block_id.x, last_unit, step):
-        work = i if t.queue is None else kv.take_round(t.queue, i, units)
+        work = i if t.queue is None else kv.take_work_item(t.queue, i, units)
         split = 0 if t.splits is None else quotient(work, number_of_tiles)
         tile = work - split * number_of_tiles  # blocks that read the same keys run at the same time
         if s.case.chunk is None:

@@ -13,9 +13,9 @@ maximum and the weights again; m changes for the rows whose sums were too large,
 - For ``kv.tile_weights`` the weights with the old m use its fast form (:mod:`tiles.score_weights`). A warp with a row
   whose m is large, or -inf, takes the branch as well.
 
-Before:  %m2 = select (max(%x) * unit > %m + 8), max(%x) * unit, %m ; %a = exp2(%m - %m2)
-         %p = kv.tile_weights %x, unit, %m2 ; %l2 = %l * %a + sum(%p)
-After:   %p0 = exp2(%x * unit - %m) ; %s0 = sum(%p0) ; %l0 = %l + %s0
+Before:  %m2 = select (max(%x) * scale_log2 > %m + 8), max(%x) * scale_log2, %m ; %a = exp2(%m - %m2)
+         %p = kv.tile_weights %x, scale_log2, %m2 ; %l2 = %l * %a + sum(%p)
+After:   %p0 = exp2(%x * scale_log2 - %m) ; %s0 = sum(%p0) ; %l0 = %l + %s0
          %m2, %a, %p, %l2 = scf.if (kv.warp_any %s0 > 255 or |%m| > 2^27) { the original ops } else { %m, 1, %p0, %l0 }
 """
 
@@ -174,9 +174,9 @@ def _spreads(op: ir.Operation, factor: ir.Operation | None) -> bool:
 def _are_weights(op: ir.Operation | None, maximum: ir.Value, top: ir.Value) -> bool:
     """Whether an op computes 2^(y - maximum) where ``top`` is the largest y of a row."""
     if op is not None and op.name == score_weights.NAME:
-        scores, unit, under = op.operands
+        scores, scale_log2, under = op.operands
         product = score_weights.product_of(top)
-        alike = product is not None and product.name == "arith.mulf" and of(product.operands[1]) == of(unit)
+        alike = product is not None and product.name == "arith.mulf" and of(product.operands[1]) == of(scale_log2)
         return alike and under == maximum and _is_largest(defining_op(product.operands[0]), scores)
     difference = defining_op(op.operands[0]) if op is not None and op.name == "math.exp2" else None
     if difference is None or difference.name != "arith.subf":
