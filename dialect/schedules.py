@@ -658,15 +658,26 @@ DECODE_THRESHOLD = Entry(
     most=8,
     old_name="few",
 )
+DECODE_SHARE = Entry(
+    "decode_share",
+    "Sixteenths of the multiprocessors on which the decode kernel of a divided batch runs; tiles start on the others.",
+    "8",
+    most=16,
+)
 DIVIDED = replace(
     TILED,
-    entries=(*TILED.entries, DECODE_THRESHOLD),
+    entries=(
+        *TILED.entries,
+        DECODE_THRESHOLD,
+        DECODE_SHARE,
+        *(
+            replace(e, name=PREFIX_OF_DECODE + e.name, limit=None, old_name="few_" + (e.old_name or e.name))
+            for e in DECODE.entries
+        ),
+    ),
     decided=(
         Entry("uneven", "Only a batch of uneven sequences is divided.", "where decode_threshold is not given", bool),
-        *(
-            replace(e, name=PREFIX_OF_DECODE + e.name, old_name="few_" + (e.old_name or e.name))
-            for e in (*DECODE.entries, MAX_BATCH)
-        ),
+        replace(MAX_BATCH, name=PREFIX_OF_DECODE + MAX_BATCH.name, old_name="few_" + MAX_BATCH.name),
     ),
 )
 LATENT = Kind(

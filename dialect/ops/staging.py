@@ -464,7 +464,8 @@ class TakeWorkItemOp(Kv.Operation, name="take_work_item", traits=[Pure]):
 
     Any block may process any work item: every number below ``count`` occurs in one iteration of one block. The result
     is the loop's own number, unless a pass makes blocks take numbers from the counter, four bytes at the start of a
-    zero-initialised buffer.
+    zero-initialised buffer. ``late``: blocks may start when others have processed several work items, so that they
+    take their first one from the counter, too.
     """
 
     counter: Operand[Any]
@@ -577,9 +578,12 @@ def make_stages(name: str, stages: int, tile: ir.Type, copy: str) -> ir.Value:
     ).operation.results[0]
 
 
-def take_work_item(counter: ir.Value, iteration: ir.Value, count: ir.Value) -> ir.Value:
+def take_work_item(counter: ir.Value, iteration: ir.Value, count: ir.Value, late: bool = False) -> ir.Value:
     """The work item of an iteration."""
-    return TakeWorkItemOp(counter, iteration, count).operation.results[0]
+    op = TakeWorkItemOp(counter, iteration, count).operation
+    if late:
+        op.attributes["late"] = ir.UnitAttr.get()
+    return op.results[0]
 
 
 def make_queue(counter: ir.Value, readers: int) -> ir.Value:

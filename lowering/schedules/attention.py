@@ -70,6 +70,8 @@ class TileConfig:
         (:mod:`attention.split_counts`).
     instruction : {"wgmma", "mma.sync"}
         The instruction of the products.
+    sequences : int
+        The most sequences of a divided batch, whose tiles are numbered in shared memory; 0 if batches are not divided.
     """
 
     case: Case
@@ -90,6 +92,7 @@ class TileConfig:
     instruction: str = WGMMA
     split_columns: bool = False
     parts: int = 1
+    sequences: int = 0
 
     @property
     def consumers(self) -> int:
@@ -224,7 +227,8 @@ class TileConfig:
             query += SharedLayout(self.rows, self.keys, size, SWIZZLE).bytes
         if self.narrow or self.swapped:  # for the output, whose rows are longer than the query's, or read by all warps
             query += SharedLayout(self.rows, self.value_columns, self.case.out.itemsize, SWIZZLE).bytes
-        return query + keys + values + self.staging_bytes + BARRIERS_BYTES
+        table = 4 * (self.sequences + 1 + self.threads // 32) if self.sequences else 0
+        return query + keys + values + self.staging_bytes + BARRIERS_BYTES + table
 
     @property
     def staging_bytes(self) -> int:
@@ -476,7 +480,7 @@ def chosen(case: Case, target: Target, schedule: Mapping[str, Any], by_user: boo
     ValueError
         If the given entries do not fit.
     """
-    given = {name: schedule[name] for name in TILED.names if name in schedule}
+    given = {name: schedule[name] for name in (*TILED.names, "sequences") if name in schedule}
     if case.blocks:
         given |= _of_blocks(case.blocks, given)
     invariant = bool(schedule.get("batch_invariant"))
@@ -538,7 +542,8 @@ def configured(case: Case, target: Target, schedule: Mapping[str, Any]) -> TileC
     ValueError
         If an entry is missing, or the entries do not fit.
     """
-    config = TileConfig(case, **written(schedule, TILED.names))
+    sequences = schedule["decode_max_batch"] if schedule.get("decode_threshold") else 0
+    config = TileConfig(case, **written(schedule, TILED.names), sequences=sequences)
     problem = why_not(config, target)
     if problem is not None:
         raise ValueError(f"the schedule's {problem}")

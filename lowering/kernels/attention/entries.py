@@ -8,8 +8,9 @@ from typing import Any
 
 from kvarn.dialect import schedules
 from kvarn.lowering.remarks import remark
-from kvarn.lowering.schedules import attention as tile_schedule, decode_table
+from kvarn.lowering.schedules import attention as tile_schedule, decode as decode_schedule, decode_table
 from kvarn.lowering.schedules.decode import DecodeConfig
+from kvarn.lowering.schedules.tables import measured
 
 from .. import schedules_of
 from ..base import Expansion
@@ -30,12 +31,14 @@ def attention_entries(op: Any, at: Expansion, without: Collection[str]) -> dict[
             threshold, uneven = expansion.few_queries(case, expansion.Place.of(op, at)), True
         if "max_queries" not in at.schedule:
             given.pop("max_batch", None)  # the decode kernel's: tiles do not depend on the number of sequences
+        of_decode = decode_entries(op, case, at, threshold, uneven) if threshold else {}
+        if threshold:
+            given["sequences"] = of_decode[schedules.PREFIX_OF_DECODE + "max_batch"]
         entries = tile_schedule.choose(case, at.target, given, at.tuned)
         config = tile_schedule.TileConfig(case, **entries)
         why_converted = tile_schedule.why_not_stored(config) if config.converts else None
         if why_converted is not None:
             remark(op.operation, "missed", f"keys are converted before they are multiplied: {why_converted}")
-        of_decode = decode_entries(op, case, at, threshold, uneven) if threshold else {}
         return {"kind": kind, **entries, **of_decode}
     if kind != "decode":
         return {"kind": kind}
@@ -52,6 +55,8 @@ def decode_entries(op: Any, case: Any, at: Expansion, threshold: int, uneven: bo
     for problem in expansion.decode_problems(case, place, place.max_batch, threshold):
         raise ValueError(f"the schedule's decode_threshold asks for a kernel of kind decode, which {problem}")
     given = {name: at.schedule[name] for name in ("max_batch", "batch_invariant") if name in at.schedule}
+    given |= decode_schedule.entries_of_few(at.schedule)
     found = decode_table.choose(at.target, DecodeConfig(case, threshold), given, at.tuned)
     prefixed = {schedules.PREFIX_OF_DECODE + name: value for name, value in found.items()}
-    return {"decode_threshold": threshold, "uneven": uneven} | prefixed
+    share = at.schedule.get("decode_share", measured("decode_share", at.target))
+    return {"decode_threshold": threshold, "uneven": uneven, "decode_share": share} | prefixed

@@ -8,7 +8,6 @@ otherwise tile if it supports the case, otherwise simt. ``select-kv-schedule`` c
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -271,11 +270,13 @@ def slower_than(op: Any, at: Expansion, case: Case, kind: str) -> list[str]:
 def expand(op: Any, at: Expansion) -> None:
     case, kind = case_of(op, at), at.kind
     if kind == "decode":
-        attention_decode.launch(case, at, op)
+        attention_decode.launch(case, at, op)()
     elif kind == "tile":
         config, few = tile_schedule.configured(case, at.target, at.schedule), few_of_launch(op, at)
-        launch_few = None if few is None else functools.partial(attention_decode.launch, case, at, op, few)
-        tile_launch.launch(config, at, op, few, launch_few)
+        combine = None if few is None else attention_decode.launch(case, at, op, few)
+        tile_launch.launch(config, at, op, few)
+        if combine is not None:
+            combine()
     elif kind == "host" and attention_tiles.fits_host(case):  # there are no tiles of head size 1
         attention_tiles.launch_host(case, at, op)
     else:

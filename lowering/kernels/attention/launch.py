@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -20,19 +19,17 @@ from kvarn.lowering.tiles.transposition import GROUP
 from ..base import Expansion
 from .arguments import AttentionArguments
 from .kernel import attention_kernel
-from .key_splits import WARPS, combine_kernel
+from .key_splits import COMBINING, WARPS, combine_kernel
 from .queries import batch_of, tiles_of
 from .specialisation import TileArguments, TileKernel
 from .split_counts import halved, longest_of, splits_for
 
 
-def launch(
-    config: TileConfig, at: Expansion, op: Any, few: Ix | None = None, launch_few: Callable[[], None] | None = None
-) -> None:
+def launch(config: TileConfig, at: Expansion, op: Any, few: Ix | None = None) -> None:
     """Launch the attention kernel and, where keys are split, the combine kernel.
 
-    With ``few``, only over sequences of more than ``few`` new tokens; ``launch_few`` launches the kernel of the others,
-    which runs on multiprocessors as this one leaves them.
+    With ``few``, only over sequences of more than ``few`` new tokens: the kernel launched before has the others, and
+    this one runs on the multiprocessors that it leaves.
     """
     a = replace(AttentionArguments.of(op), few=few)
     # Block masks fix the numbering of tiles, and with lists each row is a sequence: max_queries does not apply.
@@ -62,8 +59,7 @@ def launch(
                 splits = splits.greatest(halved(filled, slots, longest, least))
     t = TileArguments(tiles, *descriptors(config, at, a), splits=splits)
     for column_range in config.column_ranges:
-        last = column_range == config.column_ranges[-1]
-        _launch_columns(config, column_range, at, a, t, most, launch_few if last else None)
+        _launch_columns(config, column_range, at, a, t, most)
 
 
 def _launch_columns(
@@ -73,9 +69,8 @@ def _launch_columns(
     a: AttentionArguments,
     t: TileArguments,
     most: int | None,
-    launch_few: Callable[[], None] | None,
 ) -> None:
-    """Launch the kernel for some value columns, of at most ``most`` new tokens, then ``launch_few``."""
+    """Launch the kernel for some value columns, of at most ``most`` new tokens."""
     case, tiles, multiprocessors, splits = config.case, t.tiles, at.device("multiprocessors"), t.splits
     spare = config.most_shared_bytes(at.target) - config.shared_bytes
     schedule = {"consumers": config.consumers, "spare": max(spare, 0), **config.entries()}
@@ -88,7 +83,8 @@ def _launch_columns(
     s = TileKernel(
         case, config.rows, config.keys, config.threads, config.blocks(at.target), values_end_with_mask=by_mma,
         least=config.least(at.target), persistent=config.persistent or not by_mma, column_range=column_range, most=most,
-        stored_keys=config.stored_keys, weights=config.weights, overlaps=at.target.has("pdl"),
+        stored_keys=config.stored_keys, weights=config.weights, sequences=config.sequences,
+        overlaps=a.few is not None and at.target.has("pdl") and column_range == config.column_ranges[0],
     )  # fmt: skip
     if config.narrow and a.lse is None:  # lse needs the weights before rounding
         schedule["row_sums"] = True
@@ -107,14 +103,17 @@ def _launch_columns(
     if config.persistent and config.producer:
         t = replace(t, queue=at.workspace(4, zeroed=True))
     key, kernel = (config, column_range, most, a.few is None), attention_kernel(s)
-    at.launch(kernel, [a, t], (blocks, 1, 1), (config.threads, 1, 1), key=key, attributes={"kv.schedule": schedule})
-    if launch_few is not None:
-        launch_few()
+    at.launch(
+        kernel, [a, t], (blocks, 1, 1), (config.threads, 1, 1), key=key, programmatic=s.overlaps,
+        attributes={"kv.schedule": schedule},
+    )  # fmt: skip
     if several is None:
         return
     a = a.without("query", "scale", "slopes", "pages", "page_counts", *ARRAYS)
     t = replace(t, key_map=None, value_map=None, queue=None)
     grid, early = several * units * (config.rows // WARPS), at.target.has("pdl")
+    if config.sequences:  # most tiles may be of sequences that another kernel has
+        grid = grid.least(multiprocessors * COMBINING)
     at.launch(combine_kernel(s, early), [a, t], (grid, 1, 1), (32 * WARPS, 1, 1), key=key, programmatic=early)
 
 

@@ -52,8 +52,11 @@ class TileKernel:
         Whether 8-bit keys are multiplied without conversion, by a query of two terms.
     weights : DType, optional
         The type of rounded weights and converted values; by default the query's.
+    sequences : int
+        In a divided batch, the most sequences: the kernel numbers the tiles of those that it computes. 0: it computes
+        all sequences.
     overlaps : bool
-        Whether the target can start a kernel while the previous one runs.
+        Whether the kernel runs beside the one before it, which has the other sequences.
     """
 
     case: Case
@@ -69,6 +72,7 @@ class TileKernel:
     most: int | None = None
     stored_keys: bool = False
     weights: DType | None = None
+    sequences: int = 0
     overlaps: bool = False
 
     @property

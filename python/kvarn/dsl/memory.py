@@ -558,12 +558,12 @@ def atomic_add(target: Any, index: Any, value: Any) -> Value:
     return Value(old, target.dtype)
 
 
-def take_work_item(counter: Any, iteration: Any, count: Any) -> Value:
+def take_work_item(counter: Any, iteration: Any, count: Any, late: bool = False) -> Value:
     """The work item of this iteration of ``for item in range(kv.block_id.x, count, kv.grid_dim.x)``, below ``count``.
 
     Every work item goes to one iteration of one block. If the compiler can use a dynamic queue (``queue-kv-work``),
-    blocks that finish early take more of them; otherwise the result is ``iteration``. The loop must have an item per
-    block, ``count >= kv.grid_dim.x``, and the computation must not depend on which block takes an item.
+    blocks that finish early take more of them; otherwise the result is ``iteration``. The computation must not depend
+    on which block takes an item.
 
     Parameters
     ----------
@@ -572,8 +572,11 @@ def take_work_item(counter: Any, iteration: Any, count: Any) -> Value:
         Concurrent launches need separate counters.
     iteration, count : i32
         The loop's variable and its end.
+    late : bool
+        Whether blocks may start when others have processed several items, as beside another kernel: a block then has no
+        item of its own, and takes the first one from the queue, too.
     """
     if not isinstance(counter, Buffer) or counter.dtype.bits != 8:
         raise TypeError(f"the counter of work items must be a kv.Buffer[kv.i8, 1], got {describe(counter)}")
-    number = ops.take_work_item(counter.ir, i32_value(iteration, "iteration"), i32_value(count, "count"))
+    number = ops.take_work_item(counter.ir, i32_value(iteration, "iteration"), i32_value(count, "count"), late)
     return Value(number, i32, nonneg=True)
