@@ -9,7 +9,7 @@ from typing import Any
 
 from mlir import ir
 
-from . import dtypes, layout, page_orders, schedules, types
+from . import dtypes, layout, page_orders, records, schedules, types
 from .layout import CacheSpec
 
 CACHE_LIKE = ("cache", "operand")
@@ -56,6 +56,24 @@ def added_kinds(op: Any) -> bool:
             lanes = element_and_width(op.out.type if name == "load" else op.value.type)[1]
             if not lanes or run % lanes:
                 return fail(op, f"width must divide {run}, the contiguous elements of a {spec.kind} cache, got {lanes}")
+    return True
+
+
+def packed_elements(op: Any) -> bool:
+    """Whether an op takes its operands of packed elements. Ops of other packages check this themselves."""
+    name = op.operation.name.removeprefix("kv.")
+    if name in records.PACKED_TAKE or not type(op).__module__.startswith("kvarn."):
+        return True
+    for value in op.operation.operands:
+        if types.type_name(value.type) not in ANY_HANDLE or "ui4" not in str(value.type):
+            continue
+        spec = types.spec_or_problem(value.type)
+        if not isinstance(spec, str) and spec.packed:
+            return fail(
+                op,
+                f"takes no cache of {spec.dtype.name}, of which two elements share a byte, yet: use kv.append, "
+                "kv.attention, kv.gather and kv.convert, or convert to a cache of bf16 first",
+            )
     return True
 
 
