@@ -25,16 +25,16 @@ def record_of(group: int, scale: str = "f16") -> kv.Record:
     return kv.Record("u4", scale, group, zero=True)
 
 
-def collection_of(record: kv.Record, cached: Any, new: Any, rng: Any, size: int = SIZE, heads: int = HEADS) -> Any:
+def collection_of(record: kv.Record, cached: Any, new: Any, rng: Any, size: int = SIZE, page: int = PAGE) -> Any:
     """A collection of 4-bit elements with distinct pages in random order, and scales of NaN where nothing is cached."""
     totals = np.add(cached, new)
-    counts = -(-totals // PAGE)
+    counts, heads = -(-totals // page), HEADS
     null = int(counts.sum()) + 1
     order = iter(rng.permutation(null).tolist())
-    table = np.full((len(totals), layout.lookup_columns(int(totals.max()), PAGE)), null, np.uint32)
+    table = np.full((len(totals), layout.lookup_columns(int(totals.max()), page)), null, np.uint32)
     for b, count in enumerate(counts):
         table[b, :count] = [next(order) for _ in range(count)]
-    outer = (null + 1, 2, LAYERS, PAGE, heads)
+    outer = (null + 1, 2, LAYERS, page, heads)
     blocks = np.full((*outer, size // 2), 0xEE, np.uint8)
     of_scales = record.scales_shape(size)
     assert of_scales is not None
@@ -281,3 +281,47 @@ def test_attention_reads_the_values_that_elements_stand_for(place: str, group: i
         kv.ops.append(found, 1, key, value, offsets)
         out = kv.ops.attention(found, 1, query, offsets, scale=SIZE**-0.5)
     np.testing.assert_allclose(out.astype(np.float64), attended(found, 1, query, offsets), atol=2e-2, rtol=1e-2)
+
+
+DECODES: dict[str, dict[str, Any]] = {
+    "a group per head": {},
+    "groups of 64": {"group": 64},
+    "groups of 32 in bf16": {"group": 32, "scale": "bf16"},
+    "head of 64": {"group": 64, "size": 64},
+    "head of 96": {"group": 32, "size": 96},
+    "head of 256": {"group": 64, "size": 256},
+    "head of 512, query in shared memory": {"group": 128, "size": 512},
+    "one query head per KV head": {"query_heads": HEADS},
+    "16 query heads per KV head": {"query_heads": 16 * HEADS},
+    "pages of one token": {"page": 1},
+    "pages of 5": {"page": 5},
+    "several new tokens": {"new": (4, 1, 3), "max_queries": 4, "group": 32},
+    "fixed splits": {"cached": (700, 40, 1), "schedule": {"batch_invariant": True}},
+    "fixed splits of one sequence": {"cached": (700,), "new": (1,), "schedule": {"batch_invariant": True}},
+    "one sequence": {"cached": (700,), "new": (1,)},
+    "f16 queries on sm_80": {"target": "sm_80", "query": np.float16},
+}
+
+
+@pytest.mark.parametrize("name", DECODES)
+def test_the_decode_kernel_reads_packed_elements(name: str) -> None:
+    """The bar is for an output in f32: elements, scales and zeros are exact, weights have the 11 bits of f16."""
+    case = {
+        "group": 128, "scale": "f16", "size": SIZE, "query_heads": 8, "page": PAGE, "cached": (5, 40, 130),
+        "new": (1, 1, 1), "max_queries": 1, "schedule": {}, "target": "sm_90a", "query": ml_dtypes.bfloat16,
+        **DECODES[name],
+    }  # fmt: skip
+    rng, record, size = np.random.default_rng(5), record_of(case["group"], case["scale"]), case["size"]
+    found = collection_of(record, case["cached"], case["new"], rng, size, page=case["page"])
+    offsets = offsets_of(case["new"])
+    key, value, query = (
+        rng.standard_normal((int(offsets[-1]), n, size)).astype(case["query"])
+        for n in (HEADS, HEADS, case["query_heads"])
+    )
+    bounds = {"kind": "decode", "max_queries": case["max_queries"], "max_batch": 4 if len(case["cached"]) > 1 else 1}
+    out = np.full(query.shape, np.nan, np.float32)
+    with kv.emulated(case["target"]):
+        kv.ops.append(found, 1, key, value, offsets)
+        kv.ops.attention(found, 1, query, offsets, scale=size**-0.5, out=out, schedule={**bounds, **case["schedule"]})
+    want = attended(found, 1, query, offsets)
+    np.testing.assert_allclose(out, want, atol=1e-3 * np.abs(want).max(), rtol=0)
