@@ -14,17 +14,10 @@ from typing import Any
 from . import dtypes
 from .dtypes import DType
 
-__all__ = ["NAMED", "PACKED_TAKE", "Record", "named", "problems"]
+__all__ = ["NAMED", "Record", "named", "problems"]
 
 ELEMENTS = ("f32", "f16", "bf16", "f8e4m3", "f8e5m2", "i8", "i16", "i32")
 SCALE_DTYPES = ("f32", "f16", "bf16", "f8e8m0")
-# The ops that read and write packed elements, or no elements at all; other ops refuse caches of them.
-PACKED_TAKE = frozenset({
-    "append", "attention", "attention_padded", "block_ptr", "cache_length", "cache_lengths", "convert", "copy_pages",
-    "field", "gather", "is_empty", "key_cache", "load", "load_pages", "load_raw", "load_scale", "make_cache",
-    "make_collection", "max_context_length", "max_prompt_length", "page", "raw_page", "rope_append", "scale_block_ptr",
-    "scales_base", "store", "store_scale", "transfer_pages", "value_cache",
-})  # fmt: skip
 # A product of a 4-bit element with one of these is exact in f32, so that every reader rounds the same way.
 ZERO_DTYPES = ("f16", "bf16")
 ROW_BYTES = 16  # a row of packed elements is a multiple of this: the widest copy

@@ -9,7 +9,7 @@ from typing import Any
 
 from mlir import ir
 
-from . import dtypes, layout, page_orders, records, schedules, types
+from . import dtypes, layout, page_orders, schedules, types
 from .layout import CacheSpec
 
 CACHE_LIKE = ("cache", "operand")
@@ -62,7 +62,7 @@ def added_kinds(op: Any) -> bool:
 def packed_elements(op: Any) -> bool:
     """Whether an op takes its operands of packed elements. Ops of other packages check this themselves."""
     name = op.operation.name.removeprefix("kv.")
-    if name in records.PACKED_TAKE or not type(op).__module__.startswith("kvarn."):
+    if name in page_orders.PACKED_TAKE or not type(op).__module__.startswith("kvarn."):
         return True
     for value in op.operation.operands:
         if types.type_name(value.type) not in ANY_HANDLE or "ui4" not in str(value.type):
