@@ -254,7 +254,7 @@ class TileConfig:
     @property
     def converts(self) -> bool:
         """Whether threads convert 8-bit elements to the operand type."""
-        return not self.narrow and self.case.spec.dtype.bits == 8
+        return not self.narrow and self.case.spec.converted
 
     @property
     def weights(self) -> DType:
@@ -315,7 +315,9 @@ def problems(case: Case, target: Target, row_alignment: int, schedule: Mapping[s
         found.append(
             f"needs pages and a head size of a multiple of 32 for queries of f8e4m3, got {spec.head_size}, {spec.kind}"
         )
-    if spec.dtype is not case.query and spec.dtype.bits != 8:
+    if spec.packed:
+        found.append(f"needs elements of whole bytes, got {spec.dtype.name}")
+    elif spec.dtype is not case.query and not spec.converted:
         found.append(f"needs a cache of the query's type or of 8 bits, got {spec.dtype.name}")
     latent = case.value_size < case.size and spec.dtype is case.query and not spec.quantized
     if spec.is_mla and (case.query is f32 or (instruction != MMA and not latent)):

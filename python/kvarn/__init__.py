@@ -16,6 +16,7 @@ from kvarn._version import __version__
 from kvarn.dialect import deprecated, dtypes as _dtypes
 from kvarn.dialect.dtypes import *  # noqa: F403
 from kvarn.dialect.layout import CacheSpec, CollectionSpec, OperandSpec
+from kvarn.dialect.records import Record
 
 bool = _dtypes.bool_  # kv.bool, as kv.f32
 
@@ -87,7 +88,7 @@ def _missing(name: str) -> AttributeError:
     return AttributeError(f"module 'kvarn' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
 
 
-__all__ = ["CacheSpec", "CollectionSpec", "OperandSpec", "__version__", "bool", *_dtypes.__all__, *_MODULES]
+__all__ = ["CacheSpec", "CollectionSpec", "OperandSpec", "Record", "__version__", "bool", *_dtypes.__all__, *_MODULES]
 
 
 def __dir__() -> list[str]:

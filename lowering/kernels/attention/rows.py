@@ -22,6 +22,7 @@ from kvarn.dsl.values import rounded_product
 from kvarn.lowering.host_math import exp2
 from kvarn.lowering.tiles.cache_rows import load_width, place_in_pool, read_rope, read_row
 
+from ..common import most_lanes
 from .arguments import AttentionArguments
 from .case import Case, column_vectors, place_of
 from .chosen_pages import ChosenPages, chosen_pages
@@ -211,7 +212,7 @@ def place_of_key(cache, lists, b, token):
 def lane_width(case: Case) -> int:
     """Columns of the values per access of a lane: few enough for all lanes to have some, at most 16 bytes."""
     widest = min(
-        16 // case.spec.dtype.itemsize, lowbit(case.value_size), max(1, 1 << cdiv(case.value_size, 32).bit_length() - 1)
+        most_lanes((case.spec.dtype,)), lowbit(case.value_size), max(1, 1 << cdiv(case.value_size, 32).bit_length() - 1)
     )
     return load_width(case.spec, widest)
 
@@ -219,7 +220,7 @@ def lane_width(case: Case) -> int:
 def simt_kernel(case: Case) -> Any:
     """The GPU's kernel: one warp per (row, query head), ``WARPS`` per block, in a linear grid."""
     spec = case.spec
-    key_width = load_width(spec, min(16 // spec.dtype.itemsize, lowbit(case.content)))
+    key_width = load_width(spec, min(most_lanes((spec.dtype,)), lowbit(case.content)))
     width = lane_width(case)
     columns = case.value_size // width  # vectors per value
     vectors_per_lane = cdiv(columns, 32)

@@ -76,7 +76,7 @@ class LatentConfig:
     @property
     def stored(self) -> bool:
         """Whether rows are 8-bit, and unconverted in shared memory (:mod:`mla.stored`)."""
-        return self.case.spec.dtype.bits == 8
+        return self.case.spec.converted
 
     @property
     def few(self) -> bool:

@@ -390,9 +390,9 @@ def _tokens(report: KernelReport) -> Iterator[list[str]]:
     for arg in dict.fromkeys(a for entry in report.entries for a in entry.args if a.kind in ("cache", "collection")):
         spec: Any = arg.spec
         halves = 2 if arg.kind == "collection" and not spec.is_mla else 1
-        row = spec.row_size * spec.dtype.itemsize
+        row = spec.dtype.bytes_of(spec.row_size)
         if spec.scale_dtype is not None:
-            row += spec.num_heads * -(-spec.head_size // spec.granularity) * spec.scale_dtype.itemsize
+            row += spec.scales_token_stride * spec.scale_dtype.itemsize
         name = f"{arg.name} ({spec.kind}, {spec.dtype}, {spec.num_heads} x {spec.head_size})"
         paged = f"{spec.page_size} tokens, {halves * row * spec.page_size:,} bytes" if spec.page_size else ""
         yield [name, f"{halves * row:,}", f"{halves * -(-row // work.SECTOR):,}", paged]
