@@ -164,7 +164,7 @@ class TileConfig:
         return align_up(self.case.size, COLUMN_STEP)
 
     @property
-    def sections(self) -> list[tuple[int, int]]:
+    def column_ranges(self) -> list[tuple[int, int]]:
         """(first column, number of columns) of the values that each kernel computes: one kernel, or two for wide heads.
 
         Each kernel computes all scores, so the kernels need three products in place of two. One kernel whose warpgroups
@@ -178,8 +178,8 @@ class TileConfig:
 
     @property
     def value_columns(self) -> int:
-        """Columns of a section of values, padded to whole k-steps."""
-        return align_up(self.sections[0][1], COLUMN_STEP)
+        """Value columns per kernel, padded to whole k-steps."""
+        return align_up(self.column_ranges[0][1], COLUMN_STEP)
 
     @property
     def registers(self) -> int:
@@ -254,7 +254,7 @@ class TileConfig:
     @property
     def converts(self) -> bool:
         """Whether threads convert 8-bit elements to the operand type."""
-        return not self.narrow and self.case.spec.dtype.bits == 8
+        return not self.narrow and self.case.spec.converted
 
     @property
     def weights(self) -> DType:
@@ -315,7 +315,9 @@ def problems(case: Case, target: Target, row_alignment: int, schedule: Mapping[s
         found.append(
             f"needs pages and a head size of a multiple of 32 for queries of f8e4m3, got {spec.head_size}, {spec.kind}"
         )
-    if spec.dtype is not case.query and spec.dtype.bits != 8:
+    if spec.packed:
+        found.append(f"needs elements of whole bytes, got {spec.dtype.name}")
+    elif spec.dtype is not case.query and not spec.converted:
         found.append(f"needs a cache of the query's type or of 8 bits, got {spec.dtype.name}")
     latent = case.value_size < case.size and spec.dtype is case.query and not spec.quantized
     if spec.is_mla and (case.query is f32 or (instruction != MMA and not latent)):
@@ -349,7 +351,7 @@ def of_boxes(config: TileConfig) -> bool:
 
 def staged_by_tma(config: TileConfig) -> bool:
     """Whether TMA copies whole boxes for threads to convert; not with scales that would need many small copies."""
-    spec, size, several = config.case.spec, config.case.size, len(config.sections) > 1
+    spec, size, several = config.case.spec, config.case.size, len(config.column_ranges) > 1
     if not (config.staged and of_boxes(config)):
         return False
     if joins_heads(spec):  # boxes include 8 columns of a neighbouring head
@@ -430,7 +432,9 @@ def why_not(config: TileConfig, target: Target) -> str | None:
             return f"split_columns must be false: {problem}"
     most = cdiv(config.columns * config.itemsize, SWIZZLE) if copies_by_tma(config) else 1
     if config.parts > most:
-        return f"parts must be up to {most}, of keys that TMA copies as they are one a swizzle atom, got {config.parts}"
+        return (
+            f"parts must be up to {most}, of keys that TMA copies as they are, one per swizzle atom, got {config.parts}"
+        )
     if config.narrow and config.keys % 32:
         return f"keys must be a multiple of 32 for 8-bit queries, got {config.keys}"
     most = config.most_registers

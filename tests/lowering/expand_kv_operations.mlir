@@ -165,7 +165,7 @@ func.func @listed_rows(%c: !latent, %layer: i32, %q: !queries, %o: !table, %s: f
 // CHECK:           %[[NOPE:.*]] = "kv.tile_load_rows"(%arg7
 // CHECK:           %[[ROPE:.*]] = "kv.tile_load"({{.*}}first_column = 512 : i64
 // CHECK:           %[[V:.*]] = "kv.tile_load_rows"(%arg8
-// CHECK:           %[[K:.*]] = "kv.tile_beside"(%[[NOPE]], %[[ROPE]])
+// CHECK:           %[[K:.*]] = "kv.tile_concatenate"(%[[NOPE]], %[[ROPE]])
 // CHECK:           "kv.dot"(%{{.*}}, %[[K]]) {transpose_b = true}
 // CHECK:           "kv.dot"(%{{.*}}, %[[V]], %{{.*}}) {transpose_b = false}
 // CHECK:         "kv.tile_store_rows"(%{{.*}}, %arg5

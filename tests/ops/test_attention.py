@@ -118,8 +118,7 @@ def test_padded_batches_and_operands_take_a_prior_result():
         """Operands beside a prior result."""
 
         def run(self, case: Case, place: Any) -> Any:
-            keys = [of(*given) for of, given in self.parts(case.problem, 1)]
-            prior = WithPrior().prior(case)
+            keys, prior = case.operands(place, self.parts), WithPrior().prior(case)
             return case.launch(place, kv.ops.attention, keys, case.query_rows, case.offsets, prior=prior)
 
     place, case = on("host", [40, 0, 7], [2, 2, 2], dtype="f32", form=WithPrior())

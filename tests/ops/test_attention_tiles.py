@@ -335,7 +335,7 @@ def test_a_hang_names_the_barrier_of_the_circular_buffer():
 # --- passes ------------------------------------------------------------------------------------------
 
 TILE_PASSES = (
-    "split-kv-loops", "specialize-kv-warps", "defer-kv-reductions", "pipeline-kv-loops", "queue-kv-rounds",
+    "split-kv-loops", "specialize-kv-warps", "defer-kv-reductions", "pipeline-kv-loops", "queue-kv-work",
     "skip-kv-maxima", "skip-kv-rescales", "simplify-kv-tiles",
 )  # fmt: skip
 
@@ -345,7 +345,7 @@ def test_these_are_the_optional_passes_over_tiles():
     names = [s.name for s in between]
     first, last = names.index("split-kv-loops"), names.index("distribute-kv-tiles")
     found = [s.name for s in between[first : last + 1] if s.optional]
-    of_functions = ("narrow-kv-tiles", "tabulate-kv-scores", "reverse-kv-loops", "fold-kv-scores", "start-kv-rounds")
+    of_functions = ("narrow-kv-tiles", "tabulate-kv-scores", "reverse-kv-loops", "fold-kv-scores", "start-kv-work")
     for name in of_functions:  # test_attention_functions.py
         found.remove(name)
     for name in ("promote-kv-sums", "sum-kv-weights"):  # test_attention_8_bits.py

@@ -105,7 +105,7 @@ def decode_rows(case: Case, place: Place, sequences: int) -> int:
         return MOST_QUERIES * WARP_ROWS
     table = "decode_rows_beside_unconverted_tiles" if _stored_tiles(case, place) else "decode_rows"
     narrow = case.spec.head_size <= measured("decode_narrow_columns", place.target)
-    narrow = narrow and case.spec.dtype.bits == 8 and not case.spec.quantized
+    narrow = narrow and case.spec.converted and not case.spec.quantized
     if narrow and tile_schedule.instruction_for(case, place.target, {}) == WGMMA:
         table = "decode_rows_of_narrow_heads"
     return by_most(table, place.target, sequences)
@@ -141,8 +141,7 @@ def few_queries(case: Case, place: Place) -> int:
     """
     fixed = "max_queries" in place.schedule or "kind" in place.schedule or place.invariant
     single = place.schedule.get("max_batch", 1) == 1
-    converted = case.spec.dtype.bits == 8  # others are read at the memory's rate by tiles too
-    if fixed or single or not converted or not place.target.has("pdl") or place.of_operands or case.blocks:
+    if fixed or single or not case.spec.converted or not place.target.has("pdl") or place.of_operands or case.blocks:
         return 0
     if case.functions and measured("functions_by_tiles", place.target) and _stored_tiles(case, place):
         return 0

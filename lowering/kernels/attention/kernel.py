@@ -58,7 +58,7 @@ def work_items(s, t, tiles):
     if s.sequences and not s.persistent:
         last_unit = kv.math.min(last_unit, units)
     for i in range(kv.block_id.x, last_unit, step):
-        work = i if t.queue is None else kv.take_round(t.queue, i, units, late=s.overlaps)
+        work = i if t.queue is None else kv.take_work_item(t.queue, i, units, late=s.overlaps)
         split = 0 if t.splits is None else quotient(work, number_of_tiles)
         tile = work - split * number_of_tiles  # blocks that read the same keys run at the same time
         if s.case.chunk is None:

@@ -75,7 +75,7 @@ def combine_kernel(s: TileKernel, programmatic: bool = True) -> Any:
     """
     case, rows, keys, least, most = s.case, s.rows, s.keys, s.least, s.most
     FIRST, V = s.first_column, s.values
-    turns = cdiv(V, 32 * WIDTH)
+    vectors_per_lane = cdiv(V, 32 * WIDTH)
 
     @kv.func
     def weights_of(ends, row, num_splits, lane):
@@ -106,8 +106,8 @@ def combine_kernel(s: TileKernel, programmatic: bool = True) -> Any:
                 place = (*queries.at(base, token), h)
                 before = None if a.prior is None else a.prior_lse[place]
                 m, l, factor, of_prior = finished(m, l, None if a.sinks is None else a.sinks[h], before)
-                for turn in kv.static(range(turns)):
-                    d = kv.math.min((turn * 32 + lane) * WIDTH, V - WIDTH)  # the last lanes repeat the last elements
+                for n in kv.static(range(vectors_per_lane)):
+                    d = kv.math.min((n * 32 + lane) * WIDTH, V - WIDTH)  # the last lanes repeat the last elements
                     o = kv.vector(f32, WIDTH)
                     for s in range(0, num_splits, TOGETHER):
                         held = [

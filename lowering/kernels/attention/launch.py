@@ -58,19 +58,19 @@ def launch(config: TileConfig, at: Expansion, op: Any, few: Ix | None = None) ->
             if config.occupancy > 1:
                 splits = splits.greatest(halved(filled, slots, longest, least))
     t = TileArguments(tiles, *descriptors(config, at, a), splits=splits)
-    for section in config.sections:
-        _launch_section(config, section, at, a, t, most)
+    for column_range in config.column_ranges:
+        _launch_columns(config, column_range, at, a, t, most)
 
 
-def _launch_section(
+def _launch_columns(
     config: TileConfig,
-    section: tuple[int, int],
+    column_range: tuple[int, int],
     at: Expansion,
     a: AttentionArguments,
     t: TileArguments,
     most: int | None,
 ) -> None:
-    """Launch the kernel for one section of the value columns, of at most ``most`` new tokens."""
+    """Launch the kernel for some value columns, of at most ``most`` new tokens."""
     case, tiles, multiprocessors, splits = config.case, t.tiles, at.device("multiprocessors"), t.splits
     spare = config.most_shared_bytes(at.target) - config.shared_bytes
     schedule = {"consumers": config.consumers, "spare": max(spare, 0), **config.entries()}
@@ -81,15 +81,15 @@ def _launch_section(
         schedule["across"] = config.across
     by_mma = config.instruction == MMA
     s = TileKernel(
-        case, config.rows, config.keys, config.threads, config.blocks(at.target), bounded=by_mma,
-        least=config.least(at.target), persistent=config.persistent or not by_mma, section=section, most=most,
+        case, config.rows, config.keys, config.threads, config.blocks(at.target), values_end_with_mask=by_mma,
+        least=config.least(at.target), persistent=config.persistent or not by_mma, column_range=column_range, most=most,
         stored_keys=config.stored_keys, weights=config.weights, sequences=config.sequences,
-        overlaps=a.few is not None and at.target.has("pdl") and section == config.sections[0],
+        overlaps=a.few is not None and at.target.has("pdl") and column_range == config.column_ranges[0],
     )  # fmt: skip
     if config.narrow and a.lse is None:  # lse needs the weights before rounding
         schedule["row_sums"] = True
-    if section[0] > 0:
-        a = a.without("lse")  # the first section writes it
+    if column_range[0] > 0:
+        a = a.without("lse")  # the kernel of the first columns writes it
     units, at_once = tiles * case.spec.num_heads, multiprocessors * config.occupancy
     blocks = units.least(at_once) if config.persistent else units
     several = None
@@ -102,7 +102,7 @@ def _launch_section(
         blocks = units_of_all.least(at_once) if config.persistent else units_of_all
     if config.persistent and config.producer:
         t = replace(t, queue=at.workspace(4, zeroed=True))
-    key, kernel = (config, section, most, a.few is None), attention_kernel(s)
+    key, kernel = (config, column_range, most, a.few is None), attention_kernel(s)
     at.launch(
         kernel, [a, t], (blocks, 1, 1), (config.threads, 1, 1), key=key, programmatic=s.overlaps,
         attributes={"kv.schedule": schedule},

@@ -464,7 +464,7 @@ def _with_bounds(collection: Any, heads: int, schedule: Schedule) -> Schedule:
     elif collection.max_seq_length > FEW and not (schedule and "max_queries" in schedule):
         spec = collection.cache_spec
         rows = row_class(collection.max_seq_length * (heads // spec.num_heads), spec.head_size)
-        divides = spec.dtype.bits == 8 or (schedule and "decode_threshold" in schedule)
+        divides = spec.converted or (schedule and "decode_threshold" in schedule)
         known = _expected(rows, collection.batch_size if divides else None)
         if not known:
             return schedule

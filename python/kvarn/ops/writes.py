@@ -25,6 +25,10 @@ def _check_append(seen: SimpleNamespace) -> None:
     for name in ("key_scale", "value_scale"):
         if getattr(seen, name) is not None and not spec.quantized:
             raise ValueError(f"{title}: {name} needs a collection with scales, got one without")
+        if getattr(seen, name) is not None and spec.zero:
+            raise ValueError(
+                f"{title}: {name} must be None: append computes scales and zeros of {spec.dtype.name} itself"
+            )
     checks.declared(seen, apart=True)
     if seen.value is not None:
         checks.like(seen, "value", "key")

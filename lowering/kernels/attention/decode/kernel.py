@@ -23,9 +23,10 @@ unevenly loaded. This kernel keeps only enough copies in flight to reach the mem
    each, which a second kernel combines, with a block per 16 elements of the head; it is launched early (PDL) and waits
    on the device for the first kernel.
 
-8-bit elements are converted to f16 in pairs (:mod:`decode.products`). K's scales multiply the scores; V's multiply the
-weights, divided by the largest power of two so far, which keeps them in f16's range. Where 16 elements have several
-scales, the scales multiply the elements, K's divided by such a power of two of the tile.
+8-bit and 4-bit elements are converted to f16 in pairs (:mod:`decode.products`). K's scales multiply the scores; V's
+multiply the weights, divided by the largest power of two so far, which keeps them in f16's range. Where 16 elements
+have several scales, the scales multiply the elements, K's divided by such a power of two of the tile. Zeros never meet
+elements: K's multiply sums of the query, and V's are summed with the weights beside the output.
 """
 
 from __future__ import annotations
@@ -43,6 +44,7 @@ from kvarn.lowering.kernels.base import Expansion
 from kvarn.lowering.kernels.common import row_alignment
 from kvarn.lowering.schedules.decode import COLUMNS, NEVER, DecodeConfig, configured, entries_of_few
 
+from ...elements import factor_of
 from ..arguments import AttentionArguments
 from ..case import Case, last_not_above
 from ..queries import batch_of
@@ -60,7 +62,7 @@ def decode_kernel(c: DecodeConfig) -> Any:
     G, NT, TT, NS = c.head_rows, c.column_tiles, c.tile, c.stages
     NW, MT, KS = c.warps, c.tile // 16, c.row_steps
     HG = c.row_groups // NW  # blocks per work unit, each with other heads
-    threads, GC = 32 * NW, c.scales
+    threads, GC, ZS = 32 * NW, c.scales, c.zero_sums
     work = split_kv(c)
     stream, results_of = streaming(c), results(c, work)
     multiply = products(c, stream)
@@ -99,6 +101,13 @@ def decode_kernel(c: DecodeConfig) -> Any:
             o[i] = o[i] * by
 
     @kv.func
+    def rescale_last(o, by):
+        """Rescale the finished output, whose odd elements may have another factor than the even ones."""
+        factors = [factor_of(c.spec.dtype, half) for half in range(2)]
+        for i in kv.static(range(4 * NT * KS)):
+            o[i] = o[i] * (by * factors[i % 4 // 2] if factors[1] != 1.0 else by)
+
+    @kv.func
     def unit_above(top):
         """The smallest power of two that is at least a scale."""
         above = (kv.bitcast(top, kv.i32) + 0x7FFFFF) & 0x7F800000
@@ -129,15 +138,16 @@ def decode_kernel(c: DecodeConfig) -> Any:
         return stages.ptr((kv.warp_id() - slice) * c.warp_bytes), place + (number * MT + mt) * (NT * 512), slice
 
     @kv.func
-    def attend(a, own, here, query, m, l, o, unit, of, functions):
+    def attend(a, own, here, query, m, l, o, scaling, of, functions):
         """Process one tile: scores, online softmax, weighted values.
 
         ``here`` is (the tile's number, its tokens, all stages, the stage's number and address), ``query`` the query and
         its address, ``of`` the sequence: b, keys, first visible key, position of its first query, rows' (head,
-        position); ``functions`` is (slopes, arrays). Changes m, l, o and unit.
+        position); ``functions`` is (slopes, arrays). ``scaling`` is (unit, a lane's sums of V's zeros times weights).
+        Changes m, l, o and scaling.
         """
         (tile, tokens, stages, number, stage), (q, q_place), (b, keys, _, start, places) = here, query, of
-        scale, (slopes, arrays) = a.scale * score_unit(c.case), functions
+        scale, (slopes, arrays), (unit, zeros) = a.scale * score_unit(c.case), functions, scaling
         lane, head, row0 = own.lane, own.head, own.row0
         scores = []
         of_keys = unit_of_keys(stage, lane) if c.scaled_elements else None
@@ -192,6 +202,8 @@ def decode_kernel(c: DecodeConfig) -> Any:
                         scores[slot] = kv.ex2(scores[slot] - top)
                         total = total + scores[slot]
                 l[2 * nt + u] = total
+                for g in kv.static(range(ZS)):
+                    zeros[(nt * ZS + g) * 2 + u] = zeros[(nt * ZS + g) * 2 + u] * alpha
         # Maxima rarely change after the first tiles; the output is rescaled only where one did.
         changed = alphas[0] != 1.0
         for x in kv.static(range(1, 2 * NT)):
@@ -206,6 +218,20 @@ def decode_kernel(c: DecodeConfig) -> Any:
         for mt in kv.static(range(MT)):
             p = [[scores[(mt * NT + nt) * 4 + i] for i in range(4)] for nt in range(NT)]
             multiply.add_values(p, stage, mt, o, unit, lane)
+            for nt in kv.static(range(NT if ZS else 0)):
+                multiply.add_zeros(p[nt], stage, mt, zeros, nt, lane)
+
+    @kv.func
+    def add_sums_of_zeros(o, zeros):
+        """Add the sums of V's zeros, over all lanes, to the output."""
+        for nt in kv.static(range(NT)):
+            for g in kv.static(range(ZS)):
+                for u in kv.static(range(2)):
+                    total = lane_sum(zeros[(nt * ZS + g) * 2 + u])
+                    for t in kv.static(t for t in range(KS) if multiply.granule_of(t) == g):
+                        for half in kv.static(range(2)):
+                            at = (nt * KS + t) * 4 + 2 * half + u
+                            o[at] = o[at] + total
 
     @kv.func
     def segment(collection, queries, tile_indptr, b, batch_tile, end, row0):
@@ -330,6 +356,7 @@ def decode_kernel(c: DecodeConfig) -> Any:
                     q = multiply.query(a.query, queries, b, head, row0, n, lane, q_place, column0)
                 m, l, o = [kv.f32(NEVER)] * (2 * NT), [kv.f32(0.0)] * (2 * NT), [kv.f32(0.0)] * (4 * NT * KS)
                 unit = [kv.f32(2.0**-100), kv.f32(2.0**100)]
+                zeros = [kv.f32(0.0)] * (2 * NT * ZS)
                 places = query_positions(*functions, b, head, row0, start, lane, keys)
                 split_end = kv.math.min(batch_tile + held.each, until) if c.split else until
                 split_last = kv.math.min(tile + (split_end - batch_tile), last)
@@ -345,7 +372,7 @@ def decode_kernel(c: DecodeConfig) -> Any:
                     tokens = copied[0] if c.case.by_lists else None
                     with kv.trace("products and softmax"):
                         attend(
-                            a, own, (i, tokens, stages, stage, here), (q, q_place), m, l, o, unit,
+                            a, own, (i, tokens, stages, stage, here), (q, q_place), m, l, o, (unit, zeros),
                             (b, keys, first, start, places), functions,
                         )  # fmt: skip
                     stage = kv.where(stage == NS - 1, 0, stage + 1)
@@ -361,7 +388,9 @@ def decode_kernel(c: DecodeConfig) -> Any:
                 if not c.split:  # weights of fixed splits are summed over lanes only after all splits
                     add_lanes(l)
                 if GC:
-                    rescale(o, unit[0])
+                    rescale_last(o, unit[0])
+                if ZS:
+                    add_sums_of_zeros(o, zeros)
                 # A warp without rows of the sequence stores nothing, and no warp waits for it.
                 if row0 < rows * G:
                     with kv.trace("combine and write"):

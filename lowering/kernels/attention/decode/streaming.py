@@ -14,6 +14,7 @@ import kvarn as kv
 from kvarn.dialect.layout import cdiv
 from kvarn.lowering.schedules.decode import DecodeConfig
 
+from ...elements import SCALED_BY
 from ..chosen_pages import NOWHERE
 from ..key_tiles import WHOLE
 
@@ -21,7 +22,6 @@ from ..key_tiles import WHOLE
 def streaming(c: DecodeConfig) -> SimpleNamespace:
     """The functions that fill the circular buffer, for a configuration."""
     spec, TT, GC = c.spec, c.tile, c.scales
-    item = spec.dtype.itemsize
     shared_offset = c.tile_layout.chunk_offset
     unit = 8 if c.stored_bytes % 16 else 16  # bytes per copy
     chunks = c.stored_bytes // unit  # copies per row
@@ -33,10 +33,11 @@ def streaming(c: DecodeConfig) -> SimpleNamespace:
     segment_rows = TT if one_page else P  # rows of a tile within one page
     # Whether the j-th rows of all lanes share a page, so that one address per page with constant distances suffices.
     by_page = one_page or (turn > 0 and TT % segment_rows == 0 and segment_rows % turn == 0)
-    token_bytes = spec.token_stride * item
+    token_bytes = spec.dtype.bytes_of(spec.token_stride)
     scale_lanes = min(TT, 32)  # lanes with different tokens when scales are copied
     scale_turns = cdiv(TT, 32)
     widest = next(w for w in (4, 2, 1) if GC % w == 0)  # scales per load
+    per_granule, factor = spec.granule_scales, SCALED_BY.get(spec.dtype, 1.0)
 
     @kv.func
     def page_of(k_cache, b, token0, lane):
@@ -174,7 +175,10 @@ def streaming(c: DecodeConfig) -> SimpleNamespace:
 
     @kv.func
     def load_scales(caches, of, lane):
-        """A lane's scales of a tile, K's and then V's; 0 for tokens out of range."""
+        """A lane's scales of a tile with their zeros, K's and then V's; 0 for tokens out of range.
+
+        Scales are those of the converted elements, which may be a fraction of the stored ones.
+        """
         b, tile, end, pages, tokens, keys, first = of.b, of.tile, of.last, of.pages, of.tokens, of.keys, of.first
         found, token0 = [], first_of(tile, tokens)
         for s in kv.static(range(scale_turns)):
@@ -186,11 +190,12 @@ def streaming(c: DecodeConfig) -> SimpleNamespace:
                 for g in kv.static(range(0, GC, widest)):
                     scales = [kv.f32(0.0)] * widest
                     if counts:
-                        loaded = kv.f32(
-                            cache.load_scale(b, caches.head, token, g * spec.granularity, width=widest, page=page)
-                        )
+                        dim = g // per_granule * spec.granularity
+                        loaded = kv.f32(cache.load_scale(b, caches.head, token, dim, width=widest, page=page))
                         for w in kv.static(range(widest)):
                             scales[w] = loaded[w] if widest > 1 else loaded
+                            if factor != 1.0 and w % per_granule == 0:
+                                scales[w] = scales[w] * factor
                     for w in kv.static(range(widest)):
                         found.append(scales[w])
         return found
@@ -223,7 +228,7 @@ def streaming(c: DecodeConfig) -> SimpleNamespace:
         top, width = kv.f32(0.0), 4 if c.scales_copied else 1
         for t in kv.static(range(0, TT, 32)):
             token = lane % TT if TT < 32 else lane + t
-            for g in kv.static(range(0, GC, width)):
+            for g in kv.static(range(0, GC, width * per_granule)):  # zeros are no scales
                 loaded = scale_at(stage, half * GC + g, token).load(kv.f32, width)
                 for i in kv.static(range(width)):
                     top = kv.math.max(top, kv.math.abs(loaded[i] if width > 1 else loaded))
