@@ -77,7 +77,7 @@ gpu.module @kernels {
       %keys = "kv.is_role"() {role = "producer_warp_0"} : () -> i1
       scf.if %keys {
         scf.for %i = %block to %n step %blocks : i32 {
-          %t = "kv.take_round"(%counter, %i, %n) {late} : (memref<?xi8>, i32, i32) -> i32
+          %t = "kv.take_work_item"(%counter, %i, %n) {late} : (memref<?xi8>, i32, i32) -> i32
           %at = arith.index_cast %t : i32 to index
           memref.store %t, %out[%at] : memref<?xi32>
         }
@@ -85,7 +85,7 @@ gpu.module @kernels {
       %values = "kv.is_role"() {role = "producer_warp_1"} : () -> i1
       scf.if %values {
         scf.for %i = %block to %n step %blocks : i32 {
-          %t = "kv.take_round"(%counter, %i, %n) {late} : (memref<?xi8>, i32, i32) -> i32
+          %t = "kv.take_work_item"(%counter, %i, %n) {late} : (memref<?xi8>, i32, i32) -> i32
         }
       }
     } {kv.roles}

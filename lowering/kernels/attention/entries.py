@@ -10,7 +10,6 @@ from kvarn.dialect import schedules
 from kvarn.lowering.remarks import remark
 from kvarn.lowering.schedules import attention as tile_schedule, decode as decode_schedule, decode_table
 from kvarn.lowering.schedules.decode import DecodeConfig
-from kvarn.lowering.schedules.tables import measured
 
 from .. import schedules_of
 from ..base import Expansion
@@ -56,7 +55,8 @@ def decode_entries(op: Any, case: Any, at: Expansion, threshold: int, uneven: bo
         raise ValueError(f"the schedule's decode_threshold asks for a kernel of kind decode, which {problem}")
     given = {name: at.schedule[name] for name in ("max_batch", "batch_invariant") if name in at.schedule}
     given |= decode_schedule.entries_of_few(at.schedule)
-    found = decode_table.choose(at.target, DecodeConfig(case, threshold), given, at.tuned)
+    share, beside = decode_table.beside_tiles(at.target, DecodeConfig(case, threshold), given)
+    share = at.schedule.get("decode_share", share)
+    found = decode_table.choose(at.target, DecodeConfig(case, threshold), {**beside, **given}, at.tuned)
     prefixed = {schedules.PREFIX_OF_DECODE + name: value for name, value in found.items()}
-    share = at.schedule.get("decode_share", measured("decode_share", at.target))
     return {"decode_threshold": threshold, "uneven": uneven, "decode_share": share} | prefixed

@@ -141,11 +141,15 @@ def few_queries(case: Case, place: Place) -> int:
     """
     fixed = "max_queries" in place.schedule or "kind" in place.schedule or place.invariant
     single = place.schedule.get("max_batch", 1) == 1
-    if fixed or single or not case.spec.converted or not place.target.has("pdl") or place.of_operands or case.blocks:
+    by_wgmma = tile_schedule.instruction_for(case, place.target, {}) == WGMMA
+    paid = (case.spec.converted or by_wgmma) and place.target.has("pdl")
+    if fixed or single or not paid or place.of_operands or case.blocks:
         return 0
     if case.functions and measured("functions_by_tiles", place.target) and _stored_tiles(case, place):
         return 0
-    most = min(decode_rows(case, place, place.sequences) // case.group, MOST_QUERIES)
+    # One new token, or as many as the columns of one product hold: more would cost all sequences instructions.
+    columns = max(1, decode_schedule.COLUMNS // case.group)
+    most = min(decode_rows(case, place, place.sequences) // case.group, columns)
     return most if most and not decode_problems(case, place, place.max_batch, most) else 0
 
 
