@@ -19,7 +19,7 @@ __all__ = ["NAMED", "Record", "named", "problems"]
 ELEMENTS = ("f32", "f16", "bf16", "f8e4m3", "f8e5m2", "i8", "i16", "i32")
 SCALE_DTYPES = ("f32", "f16", "bf16", "f8e8m0")
 # A product of a 4-bit element with one of these is exact in f32, so that every reader rounds the same way.
-ZERO_DTYPES = ("f16", "bf16")
+ZERO_DTYPES = ("f16",)
 ROW_BYTES = 16  # a row of packed elements is a multiple of this: the widest copy
 
 
@@ -36,7 +36,7 @@ class Record:
         Type of an element: f32, f16, bf16, f8e4m3, f8e5m2, i8, i16, i32, or u4. Two u4 share a byte: the element of the
         even index is in the low half.
     scale : DType or name, optional
-        Type of the scales: f32, f16, bf16 or f8e8m0; f16 or bf16 with zeros. Scales are in a buffer beside the pool.
+        Type of the scales: f32, f16, bf16 or f8e8m0; f16 with zeros. Scales are in a buffer beside the pool.
     group : int
         Consecutive elements of the head that share a scale.
     zero : bool

@@ -14,8 +14,8 @@ from typing import Any
 import kvarn as kv
 from kvarn.dialect.dtypes import DType, u4
 
-SCALED_BY = {u4: 2.0**24}  # stored elements per element of :func:`widened`, where they differ
-# The factors of the words that an element pair of a 4-bit word becomes, beyond that of SCALED_BY.
+SCALED_BY = 2.0**24  # what a masked 4-bit element must be multiplied by
+# The factors of the words that a word of 4-bit elements becomes, beyond the inverse of SCALED_BY.
 FACTORS_OF_WORD = (1.0, 16.0, 1.0, 16.0)
 _LOW, _HIGH = 0x000F000F, 0x00F000F0
 
@@ -37,11 +37,6 @@ def widened(dtype: DType, word: Any) -> list[Any]:
 def widened_columns(dtype: DType, word: Any) -> list[Any]:
     """A word with 16 bits of each of two tokens: per element of a token, the pair of both tokens' as f16."""
     return widened(dtype, word if dtype is u4 else kv.prmt(word, 0, 0x3120))
-
-
-def factor_of(dtype: DType, number: int) -> float:
-    """What the sums of products with every second word of :func:`widened_columns` must be multiplied by."""
-    return 1.0 / FACTORS_OF_WORD[number] if dtype is u4 else 1.0
 
 
 def ones(value: float) -> int:

@@ -11,7 +11,7 @@ import kvarn as kv
 from kvarn.dialect import schedules
 from kvarn.dialect.chips import REGISTERS, RESERVED_BYTES
 from kvarn.dialect.dtypes import DType
-from kvarn.dialect.layout import CacheSpec, align_up, cdiv
+from kvarn.dialect.layout import CacheSpec, align_up, cdiv, lowbit
 from kvarn.dialect.ops.weights import LARGEST
 from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.lowering.kernels.attention.case import Case
@@ -175,7 +175,7 @@ class DecodeConfig:
 
     @property
     def zero_sums(self) -> int:
-        """Sums per query row for zeros: of the query's elements for K's, of weights times zeros for V's."""
+        """Granules with zeros, and so sums per query row: of the query for K's, of weights times zeros for V's."""
         return self.granules if self.spec.zero else 0
 
     @property
@@ -253,12 +253,17 @@ class DecodeConfig:
     @property
     def scales_copied(self) -> bool:
         """Whether scales are copied unconverted to shared memory; otherwise they are converted through registers."""
-        return self.scales > 0 and self.spec.scale_dtype is kv.f32 and self.scales % 4 == 0
+        return self.spec.zero or (self.scales > 0 and self.spec.scale_dtype is kv.f32 and self.scales % 4 == 0)
 
     @property
     def scale_pitch(self) -> int:
-        """Bytes from token to token of the copied scales, free of bank conflicts."""
-        return 4 * self.scales + 16
+        """Bytes from token to token of copied scales, free of bank conflicts; those with zeros are read in order."""
+        return 4 * self.granules if self.spec.zero else 4 * self.scales + 16
+
+    @property
+    def scale_chunk(self) -> int:
+        """Bytes of a copy of scales."""
+        return min(16, lowbit(4 * self.granules)) if self.spec.zero else 16
 
     @property
     def l2_prefetch(self) -> int:

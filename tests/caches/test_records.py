@@ -21,8 +21,8 @@ GROUPS = (128, 64, 32)
 PLACES = ("host", "sm_90a")
 
 
-def record_of(group: int, scale: str = "f16") -> kv.Record:
-    return kv.Record("u4", scale, group, zero=True)
+def record_of(group: int) -> kv.Record:
+    return kv.Record("u4", "f16", group, zero=True)
 
 
 def collection_of(record: kv.Record, cached: Any, new: Any, rng: Any, size: int = SIZE, page: int = PAGE) -> Any:
@@ -79,7 +79,7 @@ def offsets_of(new: Any) -> np.ndarray:
     [
         ({"group": 24}, "a group of u4 must be a multiple of 32 elements, 16 bytes, got 24"),
         ({"group": 0}, "granularity must be positive, got 0"),
-        ({"scale": "f32"}, "with scales of f16 or bf16, got u4 with scales of f32 and zeros"),
+        ({"scale": "bf16"}, "with scales of f16, got u4 with scales of bf16 and zeros"),
         ({"scale": "f64"}, "scale dtype must be one of f32, f16, bf16, f8e8m0, got f64"),
         ({"scale": None, "zero": False}, "got u4 with no scales without zeros"),
         ({"elements": "i8"}, "elements of u4, and no others, have zeros"),
@@ -175,9 +175,8 @@ def test_single_elements_are_those_of_vectors() -> None:
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("group", GROUPS)
-@pytest.mark.parametrize("scale", ["f16", "bf16"])
-def test_append_quantizes_as_numpy(place: str, group: int, scale: str) -> None:
-    rng, record, cached, new = np.random.default_rng(group), record_of(group, scale), (5, 0, 20), (3, 1, 7)
+def test_append_quantizes_as_numpy(place: str, group: int) -> None:
+    rng, record, cached, new = np.random.default_rng(group), record_of(group), (5, 0, 20), (3, 1, 7)
     found, offsets = collection_of(record, cached, new, rng), offsets_of(new)
     key, value = (rng.standard_normal((11, HEADS, SIZE)).astype(ml_dtypes.bfloat16) for _ in range(2))
     key[0], key[1], key[2] = 0, 5, 1e-6 * key[2]
@@ -286,7 +285,7 @@ def test_attention_reads_the_values_that_elements_stand_for(place: str, group: i
 DECODES: dict[str, dict[str, Any]] = {
     "a group per head": {},
     "groups of 64": {"group": 64},
-    "groups of 32 in bf16": {"group": 32, "scale": "bf16"},
+    "groups of 32": {"group": 32},
     "head of 64": {"group": 64, "size": 64},
     "head of 96": {"group": 32, "size": 96},
     "head of 256": {"group": 64, "size": 256},
@@ -307,11 +306,11 @@ DECODES: dict[str, dict[str, Any]] = {
 def test_the_decode_kernel_reads_packed_elements(name: str) -> None:
     """The bar is for an output in f32: elements, scales and zeros are exact, weights have the 11 bits of f16."""
     case = {
-        "group": 128, "scale": "f16", "size": SIZE, "query_heads": 8, "page": PAGE, "cached": (5, 40, 130),
+        "group": 128, "size": SIZE, "query_heads": 8, "page": PAGE, "cached": (5, 40, 130),
         "new": (1, 1, 1), "max_queries": 1, "schedule": {}, "target": "sm_90a", "query": ml_dtypes.bfloat16,
         **DECODES[name],
     }  # fmt: skip
-    rng, record, size = np.random.default_rng(5), record_of(case["group"], case["scale"]), case["size"]
+    rng, record, size = np.random.default_rng(5), record_of(case["group"]), case["size"]
     found = collection_of(record, case["cached"], case["new"], rng, size, page=case["page"])
     offsets = offsets_of(case["new"])
     key, value, query = (

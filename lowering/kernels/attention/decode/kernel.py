@@ -44,7 +44,7 @@ from kvarn.lowering.kernels.base import Expansion
 from kvarn.lowering.kernels.common import row_alignment
 from kvarn.lowering.schedules.decode import COLUMNS, NEVER, DecodeConfig, configured, entries_of_few
 
-from ...elements import factor_of
+from ...elements import FACTORS_OF_WORD, SCALED_BY
 from ..arguments import AttentionArguments
 from ..case import Case, last_not_above
 from ..queries import batch_of
@@ -101,11 +101,10 @@ def decode_kernel(c: DecodeConfig) -> Any:
             o[i] = o[i] * by
 
     @kv.func
-    def rescale_last(o, by):
-        """Rescale the finished output, whose odd elements may have another factor than the even ones."""
-        factors = [factor_of(c.spec.dtype, half) for half in range(2)]
+    def rescale_halves(o):
+        """The finished output of 4-bit elements, whose odd elements have another factor than the even ones."""
         for i in kv.static(range(4 * NT * KS)):
-            o[i] = o[i] * (by * factors[i % 4 // 2] if factors[1] != 1.0 else by)
+            o[i] = o[i] * (SCALED_BY / FACTORS_OF_WORD[i % 4 // 2])
 
     @kv.func
     def unit_above(top):
@@ -143,11 +142,13 @@ def decode_kernel(c: DecodeConfig) -> Any:
 
         ``here`` is (the tile's number, its tokens, all stages, the stage's number and address), ``query`` the query and
         its address, ``of`` the sequence: b, keys, first visible key, position of its first query, rows' (head,
-        position); ``functions`` is (slopes, arrays). ``scaling`` is (unit, a lane's sums of V's zeros times weights).
+        position); ``functions`` is (slopes, arrays). ``scaling`` is (unit, sums of weights times V's zeros).
         Changes m, l, o and scaling.
         """
         (tile, tokens, stages, number, stage), (q, q_place), (b, keys, _, start, places) = here, query, of
         scale, (slopes, arrays), (unit, zeros) = a.scale * score_unit(c.case), functions, scaling
+        if ZS:
+            scale = scale * SCALED_BY
         lane, head, row0 = own.lane, own.head, own.row0
         scores = []
         of_keys = unit_of_keys(stage, lane) if c.scaled_elements else None
@@ -202,8 +203,6 @@ def decode_kernel(c: DecodeConfig) -> Any:
                         scores[slot] = kv.ex2(scores[slot] - top)
                         total = total + scores[slot]
                 l[2 * nt + u] = total
-                for g in kv.static(range(ZS)):
-                    zeros[(nt * ZS + g) * 2 + u] = zeros[(nt * ZS + g) * 2 + u] * alpha
         # Maxima rarely change after the first tiles; the output is rescaled only where one did.
         changed = alphas[0] != 1.0
         for x in kv.static(range(1, 2 * NT)):
@@ -213,21 +212,21 @@ def decode_kernel(c: DecodeConfig) -> Any:
                 for t in kv.static(range(KS)):
                     for i in kv.static(range(4)):
                         o[(nt * KS + t) * 4 + i] = o[(nt * KS + t) * 4 + i] * alphas[2 * nt + i % 2]
-        if GC:
+                for i in kv.static(range(4 if ZS else 0)):
+                    zeros[4 * nt + i] = zeros[4 * nt + i] * alphas[2 * nt + i % 2]
+        if GC and not ZS:
             follow_scales(stage, o, unit, lane)
         for mt in kv.static(range(MT)):
             p = [[scores[(mt * NT + nt) * 4 + i] for i in range(4)] for nt in range(NT)]
-            multiply.add_values(p, stage, mt, o, unit, lane)
-            for nt in kv.static(range(NT if ZS else 0)):
-                multiply.add_zeros(p[nt], stage, mt, zeros, nt, lane)
+            multiply.add_values(p, stage, mt, o, scaling, lane)
 
     @kv.func
-    def add_sums_of_zeros(o, zeros):
-        """Add the sums of V's zeros, over all lanes, to the output."""
+    def add_sums_of_zeros(o, zeros, lane):
+        """Add the sums of weights times V's zeros, whose rows are granules, to the output."""
         for nt in kv.static(range(NT)):
             for g in kv.static(range(ZS)):
                 for u in kv.static(range(2)):
-                    total = lane_sum(zeros[(nt * ZS + g) * 2 + u])
+                    total = kv.shuffle_idx(zeros[4 * nt + g // 8 * 2 + u], g % 8 * 4 + (lane & 3))
                     for t in kv.static(t for t in range(KS) if multiply.granule_of(t) == g):
                         for half in kv.static(range(2)):
                             at = (nt * KS + t) * 4 + 2 * half + u
@@ -310,6 +309,9 @@ def decode_kernel(c: DecodeConfig) -> Any:
         caches = SimpleNamespace(
             keys=k_cache, values=v_cache, to_values=v_address - k_address, policy=policy, column0=column0, head=head
         )
+        if c.spec.zero:
+            starts = [x.scales_block_paged_ptr(0, 0, 0, page=first_page).address() for x in (k_cache, v_cache)]
+            caches.to_value_scales = starts[1] - starts[0]
         own = Own(part, head, row0, column0, lane)
         r = kv.block_id.x // HG
         units = work.work_units(kv.grid_dim.x // HG, total, tile_indptr, batch)
@@ -356,7 +358,7 @@ def decode_kernel(c: DecodeConfig) -> Any:
                     q = multiply.query(a.query, queries, b, head, row0, n, lane, q_place, column0)
                 m, l, o = [kv.f32(NEVER)] * (2 * NT), [kv.f32(0.0)] * (2 * NT), [kv.f32(0.0)] * (4 * NT * KS)
                 unit = [kv.f32(2.0**-100), kv.f32(2.0**100)]
-                zeros = [kv.f32(0.0)] * (2 * NT * ZS)
+                zeros = [kv.f32(0.0)] * (4 * NT if ZS else 0)
                 places = query_positions(*functions, b, head, row0, start, lane, keys)
                 split_end = kv.math.min(batch_tile + held.each, until) if c.split else until
                 split_last = kv.math.min(tile + (split_end - batch_tile), last)
@@ -387,10 +389,11 @@ def decode_kernel(c: DecodeConfig) -> Any:
                         )
                 if not c.split:  # weights of fixed splits are summed over lanes only after all splits
                     add_lanes(l)
-                if GC:
-                    rescale_last(o, unit[0])
                 if ZS:
-                    add_sums_of_zeros(o, zeros)
+                    rescale_halves(o)
+                    add_sums_of_zeros(o, zeros, lane)
+                elif GC:
+                    rescale(o, unit[0])
                 # A warp without rows of the sequence stores nothing, and no warp waits for it.
                 if row0 < rows * G:
                     with kv.trace("combine and write"):

@@ -26,7 +26,7 @@ import kvarn as kv
 from kvarn.dialect.layout import cdiv
 from kvarn.lowering.schedules.decode import COLUMNS, DecodeConfig
 
-from ...elements import FACTORS_OF_WORD, ones, widened, widened_columns
+from ...elements import FACTORS_OF_WORD, SCALED_BY, ones, widened, widened_columns
 
 _REPRESENTABLE = -0x2000  # mask of the bits of an f32 that tf32 has
 
@@ -126,7 +126,7 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
 
     @kv.func
     def query_sums(q, place, nt, lane):
-        """The sums over each granule of the query rows of a lane's scores: [2 * granule + row].
+        """The sums over each granule of the query rows of a lane's scores, in the scores' unit: [2 * granule + row].
 
         A product with ones has them where the scores of the rows are.
         """
@@ -136,7 +136,7 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
             for ks in kv.static(range(g * GS, min((g + 1) * GS, QS))):
                 first, second = [kv.i32(ones(FACTORS_OF_WORD[2 * (ks % 2) + u])) for u in range(2)]
                 sums = kv.mma_m16n8k16([first, first, second, second], query_step(q, place, nt, ks, lane), sums, c.mma)
-            found.extend(sums[:2])
+            found.extend([x * (1.0 / SCALED_BY) for x in sums[:2]])
         return found
 
     @kv.func
@@ -257,7 +257,7 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
 
     @kv.func
     def scale_of(stage, which, mt, half, lane):
-        """A scale, or a zero, of the token of a lane's scores 2 * half and 2 * half + 1 in a row tile."""
+        """A scale of the token of a lane's scores 2 * half and 2 * half + 1 in a row tile."""
         return stream.scale_at(stage, which, mt * 16 + 8 * half + (lane >> 2)).load(kv.f32)
 
     @kv.func
@@ -269,11 +269,27 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
             a = [f for k in range(loads) for f in key_fragments(stage, mt, k, lane)]
             if SCALED:
                 a = [scaled_keys(a[ks], stage, mt, ks, unit, lane) for ks in range(QS)]
-        return [score_tile(a, q, place, stage, mt, nt, unit, lane) for nt in range(NT)]
+        scales = scales_of_keys(stage, mt, lane) if GC and not SCALED else None
+        return [score_tile(a, q, place, stage, (mt, nt), unit, scales, lane) for nt in range(NT)]
 
     @kv.func
-    def score_tile(a, q, place, stage, mt, nt, unit, lane):
-        """K Q^T for 16 tokens and 8 rows, from given fragments, or from fragments that are loaded one by one."""
+    def scales_of_keys(stage, mt, lane):
+        """K's scales and, if there are zeros, these: of the tokens of a lane's scores, [granule][half]."""
+        if not ZS:
+            return None
+        found = []
+        for half in kv.static(range(2)):
+            words = stream.pairs(stage, 0, mt * 16 + 8 * half + (lane >> 2))
+            found.append([kv.f32(kv.bitcast(word, spec.scale_dtype)) for word in words])
+        return found
+
+    @kv.func
+    def score_tile(a, q, place, stage, at, unit, scales, lane):
+        """K Q^T for 16 tokens and 8 rows, from given fragments, or from fragments that are loaded one by one.
+
+        ``at`` is (row tile, column tile), ``scales`` what :func:`scales_of_keys` gives.
+        """
+        mt, nt = at
         found = [kv.f32(0.0)] * 4
         both, held = [[kv.f32(0.0)] * 4, [kv.f32(0.0)] * 4], []
         for ks in kv.static(range(QS)):
@@ -291,14 +307,16 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
             both[ks % 2] = multiplied(fragment, b, both[ks % 2])
             if GC and not SCALED:
                 if (ks + 1) % GS == 0 or ks + 1 == QS:
-                    g = granule_of(ks) * spec.granule_scales
-                    scale = [scale_of(stage, g, mt, half, lane) for half in range(2)]
-                    zero = [scale_of(stage, g + 1, mt, half, lane) for half in range(2)] if ZS else None
+                    g = granule_of(ks)
+                    if scales is None:
+                        scale = [scale_of(stage, g, mt, half, lane) for half in range(2)]
+                    else:
+                        scale = [scales[half][g][0] for half in range(2)]
                     for i in kv.static(range(4)):
                         one = both[ks % 2][i] if GS == 1 else both[0][i] + both[1][i]
                         found[i] = found[i] + one * scale[i // 2]
-                        if zero is not None:  # q . (n * scale + zero) = (q . n) * scale + sum(q) * zero
-                            found[i] = found[i] + q[NT + nt][2 * granule_of(ks) + i % 2] * zero[i // 2]
+                        if ZS:  # q . (n * scale + zero) = (q . n) * scale + sum(q) * zero
+                            found[i] = found[i] + q[NT + nt][2 * g + i % 2] * scales[i // 2][g][1]
                     both = [[kv.f32(0.0)] * 4, [kv.f32(0.0)] * 4]
         if not GC or SCALED:
             found = [both[0][i] + both[1][i] if QS > 1 else both[0][i] for i in range(4)]
@@ -335,25 +353,38 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
 
     @kv.func
     def weights(p, stage, unit, g, mt, lane):
-        """The weights of 16 tokens as the second operand of the second product, with V's per-token scales."""
-        if GC and not SCALED:
-            at = GC + g * spec.granule_scales
-            scales = [scale_of(stage, at, mt, half, lane) * unit[1] for half in range(2)]
+        """The weights of 16 tokens as the second operand of the second product, with V's per-token scales.
+
+        Without V's scales where these come with zeros: :func:`pairs_of_values`.
+        """
+        if GC and not (SCALED or ZS):
+            scales = [scale_of(stage, GC + g, mt, half, lane) * unit[1] for half in range(2)]
             p = [p[i] * scales[i // 2] for i in range(4)]
         return [kv.movmatrix(pack(p[0], p[1])), kv.movmatrix(pack(p[2], p[3]))]
 
     @kv.func
-    def add_zeros(p, stage, mt, sums, nt, lane):
-        """Add V's zeros times the lane's weights of 16 tokens to the sums of its two rows: [2 * granule + row].
+    def pairs_of_values(stage, mt, lane):
+        """V's scales and zeros of 16 tokens: (scales [granule][half], the operand that sums up zeros).
 
-        sum(p * (n * scale + zero)) = sum(p * scale * n) + sum(p * zero).
+        A lane has the scales of the two tokens of its weights, per half of the tokens. The operand's rows are granules.
+        Scales of f16 times weights up to 1 lose no more than scales have lost: they need no unit.
         """
-        for g in kv.static(range(ZS)):
-            for half in kv.static(range(2)):
-                zero = scale_of(stage, GC + g * spec.granule_scales + 1, mt, half, lane)
-                for u in kv.static(range(2)):
-                    at = (nt * ZS + g) * 2 + u
-                    sums[at] = sums[at] + p[2 * half + u] * zero
+        scales, zeros = [[] for _ in range(GN)], []
+        for half in kv.static(range(2)):
+            token = mt * 16 + 8 * half + (lane & 3) * 2
+            words = [stream.pairs(stage, 1, token + i) for i in range(2)]
+            for g in kv.static(range(GN)):
+                scales[g].append(kv.prmt(words[0][g], words[1][g], 0x5410))
+            for first in kv.static((0, 8)):
+                if GN == 1 and first == 0:
+                    zeros.append(kv.prmt(words[0][0], words[1][0], 0x7632))
+                elif first < GN:
+                    g = kv.math.min(first + (lane >> 2), GN - 1)
+                    own = [(stream.pairs_at(stage, 1, token + i) + 4 * g).load(kv.i32) for i in range(2)]
+                    zeros.append(kv.prmt(*own, 0x7632))
+                else:
+                    zeros.append(kv.i32(0))
+        return scales, zeros
 
     @kv.func
     def wide_weights(p):
@@ -363,8 +394,9 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
         return parts([kv.prmt(low, high, 0x5410), kv.prmt(low, high, 0x7632)])
 
     @kv.func
-    def add_values(p, stage, mt, o, unit, lane):
-        """o += V^T P^T for 16 tokens; ``p`` is [column tile][4]."""
+    def add_values(p, stage, mt, o, scaling, lane):
+        """o += V^T P^T for 16 tokens; ``p`` is [column tile][4], ``scaling`` (unit, sums of weights times zeros)."""
+        unit, zeros = scaling
         if c.wide:
             for half in kv.static(range(2)):
                 b = [wide_weights(p[nt][2 * half : 2 * half + 2]) for nt in range(NT)]
@@ -375,12 +407,20 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
                         o[at : at + 4] = multiplied(a, b[nt], o[at : at + 4])
             return
         step, b = c.load_steps, []
-        fragments = []
+        fragments, plain, scales = [], [], []
+        if ZS:
+            plain = [weights(p[nt], stage, unit, 0, mt, lane) for nt in range(NT)]
+            scales, of_zeros = pairs_of_values(stage, mt, lane)
+            for nt in kv.static(range(NT)):  # sum(p * (n * scale + zero)) = sum(p * scale * n) + sum(p * zero)
+                zeros[4 * nt : 4 * nt + 4] = multiplied(of_zeros, plain[nt], zeros[4 * nt : 4 * nt + 4])
         for t in kv.static(range(cdiv(KS, step))):
             for u in kv.static(range(min(step, KS - t * step))):
                 ks = t * step + u
                 if ks % GS == 0:  # a new granule: the first, or one with its own scales
-                    b = [weights(p[nt], stage, unit, granule_of(ks), mt, lane) for nt in range(NT)]
+                    if ZS:
+                        b = [times(plain[nt], scales[granule_of(ks)]) for nt in range(NT)]
+                    else:
+                        b = [weights(p[nt], stage, unit, granule_of(ks), mt, lane) for nt in range(NT)]
                 if u == 0:
                     fragments = value_fragments(stage, mt, t, lane)
                 a = scaled_values(fragments[u], stage, mt, ks, unit, lane) if SCALED else fragments[u]
@@ -394,6 +434,5 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
         scores=scores,
         whole_scores=whole_scores,
         add_values=add_values,
-        add_zeros=add_zeros,
         granule_of=granule_of,
     )

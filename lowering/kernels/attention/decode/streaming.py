@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """The circular buffer of a decode warp in shared memory, through which it streams tiles of K and V, and scales.
 
-A stage is a tile of K, a tile of V and, for a quantized cache, their scales as f32. cp.async copies K and V, and f32
-scales if each token has whole 16-byte chunks of them. Other scales may be narrower than any cp.async copy: they are
-loaded to a register and stored one step later, so that no warp waits for the load.
+A stage is a tile of K, a tile of V and, for a quantized cache, their scales as f32. cp.async copies K and V, f32 scales
+if each token has whole 16-byte chunks of them, and scales with zeros, which stay f16. Other scales may be narrower than
+any cp.async copy: they are loaded to a register and stored one step later, so that no warp waits for the load.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ import kvarn as kv
 from kvarn.dialect.layout import cdiv
 from kvarn.lowering.schedules.decode import DecodeConfig
 
-from ...elements import SCALED_BY
 from ..chosen_pages import NOWHERE
 from ..key_tiles import WHOLE
 
@@ -37,7 +36,6 @@ def streaming(c: DecodeConfig) -> SimpleNamespace:
     scale_lanes = min(TT, 32)  # lanes with different tokens when scales are copied
     scale_turns = cdiv(TT, 32)
     widest = next(w for w in (4, 2, 1) if GC % w == 0)  # scales per load
-    per_granule, factor = spec.granule_scales, SCALED_BY.get(spec.dtype, 1.0)
 
     @kv.func
     def page_of(k_cache, b, token0, lane):
@@ -138,7 +136,9 @@ def streaming(c: DecodeConfig) -> SimpleNamespace:
                 kv.cp_async(
                     to + half, at, unit, zero_fill_size=size, l2_prefetch=c.l2_prefetch, l2_policy=caches.policy
                 )
-        if c.scales_copied:
+        if spec.zero:
+            copy_pairs(caches, of, stage, lane, whole)
+        elif c.scales_copied:
             copy_scales(caches, of, stage, lane, whole)
 
     @kv.func
@@ -163,6 +163,43 @@ def streaming(c: DecodeConfig) -> SimpleNamespace:
                 kv.cp_async(scale_at(stage, half * GC, row) + chunk * 16, source, zero_fill_size=size)
 
     @kv.func
+    def copy_pairs(caches, of, stage, lane, whole):
+        """Start the copies of a tile's scales with their zeros."""
+        b, tile, pages, tokens, keys, first = of.b, of.tile, of.pages, of.tokens, of.keys, of.first
+        token0, of_token = first_of(tile, tokens), c.scale_pitch // c.scale_chunk
+        granules = c.scale_chunk // 4  # per copy
+        for j in kv.static(range(cdiv(TT * of_token, 32))):
+            number = lane + 32 * j
+            if 32 * (j + 1) > TT * of_token:
+                number = kv.math.min(number, TT * of_token - 1)
+            row, chunk = number // of_token, number % of_token
+            page = pages if one_page else kv.shuffle_idx(pages, (token0 + row) // P - token0 // P)
+            size = None
+            if not whole:
+                token = token_of(tile, row, tokens)
+                size = kv.where((token < keys) & (token >= first), c.scale_chunk, 0)
+            source = caches.keys.scales_block_paged_ptr(
+                b, token0 + row, caches.head, chunk * (granules * spec.granularity), page=page
+            )
+            for half, start in ((0, source), (1, source + caches.to_value_scales)):
+                to = pairs_at(stage, half, row) + chunk * c.scale_chunk
+                kv.cp_async(to, start, c.scale_chunk, zero_fill_size=size)
+
+    @kv.func
+    def pairs_at(stage, half, token):
+        """Pointer to the first (scale, zero) of a tile's token, of K or (``half`` 1) V: a word per granule."""
+        return stage + (2 * c.half_stage + half * (TT * c.scale_pitch)) + token * c.scale_pitch
+
+    @kv.func
+    def pairs(stage, half, token):
+        """The words (scale, zero) of a tile's token, one per granule."""
+        words, wide = [], c.scale_chunk // 4
+        for g in kv.static(range(0, c.granules, wide)):
+            loaded = (pairs_at(stage, half, token) + 4 * g).load(kv.i32, wide)
+            words.extend([loaded[i] for i in range(wide)] if wide > 1 else [loaded])
+        return words
+
+    @kv.func
     def clear_columns(stages, lane):
         """Zero the padding columns of all stages; copies do not touch them."""
         whole, row_chunks = c.stored_bytes // 16, c.row_bytes // 16
@@ -175,10 +212,7 @@ def streaming(c: DecodeConfig) -> SimpleNamespace:
 
     @kv.func
     def load_scales(caches, of, lane):
-        """A lane's scales of a tile with their zeros, K's and then V's; 0 for tokens out of range.
-
-        Scales are those of the converted elements, which may be a fraction of the stored ones.
-        """
+        """A lane's scales of a tile, K's and then V's; 0 for tokens out of range."""
         b, tile, end, pages, tokens, keys, first = of.b, of.tile, of.last, of.pages, of.tokens, of.keys, of.first
         found, token0 = [], first_of(tile, tokens)
         for s in kv.static(range(scale_turns)):
@@ -190,12 +224,11 @@ def streaming(c: DecodeConfig) -> SimpleNamespace:
                 for g in kv.static(range(0, GC, widest)):
                     scales = [kv.f32(0.0)] * widest
                     if counts:
-                        dim = g // per_granule * spec.granularity
-                        loaded = kv.f32(cache.load_scale(b, caches.head, token, dim, width=widest, page=page))
+                        loaded = kv.f32(
+                            cache.load_scale(b, caches.head, token, g * spec.granularity, width=widest, page=page)
+                        )
                         for w in kv.static(range(widest)):
                             scales[w] = loaded[w] if widest > 1 else loaded
-                            if factor != 1.0 and w % per_granule == 0:
-                                scales[w] = scales[w] * factor
                     for w in kv.static(range(widest)):
                         found.append(scales[w])
         return found
@@ -228,7 +261,7 @@ def streaming(c: DecodeConfig) -> SimpleNamespace:
         top, width = kv.f32(0.0), 4 if c.scales_copied else 1
         for t in kv.static(range(0, TT, 32)):
             token = lane % TT if TT < 32 else lane + t
-            for g in kv.static(range(0, GC, width * per_granule)):  # zeros are no scales
+            for g in kv.static(range(0, GC, width)):
                 loaded = scale_at(stage, half * GC + g, token).load(kv.f32, width)
                 for i in kv.static(range(width)):
                     top = kv.math.max(top, kv.math.abs(loaded[i] if width > 1 else loaded))
@@ -255,5 +288,5 @@ def streaming(c: DecodeConfig) -> SimpleNamespace:
         shared_offset=shared_offset, pages_of=pages_of, token_of=token_of, within=within, load_scales=load_scales,
         store_scales=store_scales, scale_at=scale_at, granule_scale_at=granule_scale_at, largest_scale=largest_scale,
         held_scales=0 if c.scales_copied else 2 * GC * scale_turns, issue=issue, clear_columns=clear_columns,
-        seen_whole=seen_whole,
+        seen_whole=seen_whole, pairs=pairs, pairs_at=pairs_at,
     )  # fmt: skip
