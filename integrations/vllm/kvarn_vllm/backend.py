@@ -9,6 +9,7 @@ CUDA graph reads lengths, tables and offsets at replay, from buffers that stay w
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from dataclasses import dataclass
 from typing import Any, ClassVar
@@ -35,6 +36,8 @@ if reason := support.unknown_version(vllm.__version__):
 
 CALLS: Counter[str] = Counter()  # steps and layers that were computed here, by kind: tests read it
 _COLLECTIONS = 512  # shapes of a step that a layer keeps a collection for
+_FEW = 16  # new tokens of a sequence up to which kvarn's programs have a bound of their own
+_BATCHES = (1, 4, 8, 16, 128, 1024)  # sequences up to which one program of kvarn serves
 _INVARIANT = FixedSchedule(batch_invariant=True)
 
 
@@ -131,6 +134,37 @@ class KvarnBuilder(AttentionMetadataBuilder[KvarnMetadata]):
         support.check_engine(vllm_config)
         self._lengths = torch.zeros(vllm_config.scheduler_config.max_num_seqs, dtype=torch.int32, device=device)
         self._views: dict[int, torch.Tensor] = {}
+        # Without drafts a step of a few new tokens is rare: one program serves all of them.
+        self._few = _FEW if vllm_config.speculative_config is None else 1
+        self._compile(layer_names, vllm_config)
+
+    def _most(self, tokens: int) -> int:
+        """The bound of a step's new tokens of a sequence: few values, so that few collections serve all steps."""
+        return 1 if tokens == 1 else max(1 << (tokens - 1).bit_length(), self._few)
+
+    def _compile(self, layer_names: list[str], vllm_config: Any) -> None:
+        """Compile and load what steps of any size need, by steps without tokens, so that no request waits for it."""
+        limits, spec = vllm_config.scheduler_config, self.kv_cache_spec
+        layers = vllm_config.compilation_config.static_forward_context
+        batches = [min(n, limits.max_num_seqs) for n in _BATCHES if n < limits.max_num_seqs * 8]
+        bounds = {self._most(n) for n in (1, 2, 4, 8, 16, 32, 64, 512, limits.max_num_batched_tokens)}
+        done = set()
+        for layer in (layers[name] for name in layer_names):
+            impl = layer.impl
+            if not isinstance(impl, KvarnAttention) or impl.kind in done:
+                continue
+            done.add(impl.kind)
+            heads, size = impl.num_kv_heads, impl.head_size
+            pool = torch.zeros(2, heads, spec.block_size, 2 * size, dtype=spec.dtype, device=self.device)
+            query, rows, out = (
+                torch.zeros(1, h, size, dtype=vllm_config.model_config.dtype, device=self.device)
+                for h in (impl.num_heads, heads, impl.num_heads)
+            )
+            for n, most in itertools.product(dict.fromkeys(batches), sorted(bounds)):
+                zeros = torch.zeros(n + 1, dtype=torch.int32, device=self.device)
+                step = KvarnMetadata(zeros, zeros[:n], zeros[:n, None], most, (n, most))
+                impl.forward(layer, query, rows, rows, pool, step, out)
+        CALLS.clear()
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> KvarnMetadata:
         step = common_attn_metadata
@@ -141,7 +175,7 @@ class KvarnBuilder(AttentionMetadataBuilder[KvarnMetadata]):
         if lengths is None:
             lengths = self._view(n)
         tokens_before[-(-n // 128), 128](step.seq_lens, offsets, lengths)
-        most = 1 << (step.max_query_len - 1).bit_length()
+        most = self._most(step.max_query_len)
         CALLS["steps"] += 1
         key = (n, most, lengths.data_ptr(), table.data_ptr(), table.shape[1], table.stride(0))
         return KvarnMetadata(offsets, lengths, table, most, key)
@@ -190,6 +224,10 @@ class KvarnAttention(AttentionImpl[KvarnMetadata]):
             self._options["alibi_slopes"] = torch.tensor(alibi_slopes, dtype=torch.float32)
         if envs.VLLM_BATCH_INVARIANT:
             self._options["schedule"] = _INVARIANT
+        self.kind = (  # layers of one kind have the same programs
+            num_heads, self.num_kv_heads, head_size, kv_cache_dtype, sliding_window, logits_soft_cap,
+            alibi_slopes is None, sinks is None,
+        )  # fmt: skip
         self._pool: torch.Tensor | None = None
         self._pages: kv.ForeignPages
         self._made: dict[tuple[int, ...], kv.ForeignPages] = {}

@@ -21,8 +21,11 @@ _package.mkdir()
 (_here / "xgrammar").mkdir()
 for _part in ("__init__", "structural_tag", "openai_tool_call_schema"):
     (_here / "xgrammar" / f"{_part}.py").write_text(
-        "from unittest.mock import MagicMock\n\n\n"
-        "def __getattr__(name):\n    if name.startswith('__'):\n        raise AttributeError(name)\n    return MagicMock()\n"
+        "from unittest.mock import MagicMock\n"
+        "def __getattr__(name):\n"
+        "    if name.startswith('__'):\n"
+        "        raise AttributeError(name)\n"
+        "    return MagicMock()\n"
     )
 
 sys.path[:0] = [str(_here), str(Path(__file__).parent)]
