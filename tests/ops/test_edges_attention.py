@@ -123,9 +123,6 @@ VARIANTS: dict[str, tuple[Kernel, list[Mask]]] = {
     "few rows by a decode, others by tiles, keys of others": (DIVIDED.but(own_keys=True), [NULL]),
     "few rows by a decode, others by tiles, two sources": (DIVIDED.but(form=OfTwoSources()), [CAUSAL]),
     "few rows by a decode, others by tiles, chosen pages": (DIVIDED.but(**OF_PAGES, schedule=DIVIDED_PAGES), [CAUSAL]),
-    "prompts that no decode goes with, fp8": (
-        BY_TMA.but(dtype="f8e4m3", schedule={"rows": 64, "keys": 64}, keys=64, rows=64, brief=True), [CAUSAL],
-    ),
     "padded, tiles": (BY_TMA.but(form=Padded()), [NULL]),
     "padded, host": (ON_HOST.but(form=Padded()), [NULL, *windows(33)]),
     "padded, decode": (DECODING.but(form=Padded()), windows(17)),

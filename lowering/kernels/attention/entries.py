@@ -8,7 +8,7 @@ from typing import Any
 
 from kvarn.dialect import schedules
 from kvarn.lowering.remarks import remark
-from kvarn.lowering.schedules import attention as tile_schedule, decode as decode_schedule, decode_table
+from kvarn.lowering.schedules import attention as tile_schedule, decode_table
 from kvarn.lowering.schedules.decode import DecodeConfig
 
 from .. import schedules_of
@@ -54,7 +54,6 @@ def decode_entries(op: Any, case: Any, at: Expansion, threshold: int, uneven: bo
     for problem in expansion.decode_problems(case, place, place.max_batch, threshold):
         raise ValueError(f"the schedule's decode_threshold asks for a kernel of kind decode, which {problem}")
     given = {name: at.schedule[name] for name in ("max_batch", "batch_invariant") if name in at.schedule}
-    given |= decode_schedule.entries_of_few(at.schedule)
     share, beside = decode_table.beside_tiles(at.target, DecodeConfig(case, threshold), given)
     share = at.schedule.get("decode_share", share)
     found = decode_table.choose(at.target, DecodeConfig(case, threshold), {**beside, **given}, at.tuned)

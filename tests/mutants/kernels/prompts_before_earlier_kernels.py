@@ -6,6 +6,4 @@ has waited for them.
 SYMBOL = "kvarn.lowering.kernels.attention.kernel:attention_kernel"
 OLD = "            if a.few < 1:"
 NEW = "            if a.few < 0:"
-CAUGHT_BY = (
-    "tests/ops/test_edges_attention.py::test_every_form_at_every_edge[prompts that no decode goes with, fp8]",
-)
+CAUGHT_BY = ("tests/ops/test_divided_batches.py::test_a_batch_of_any_class[even prompts]",)
