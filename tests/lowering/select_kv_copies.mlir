@@ -1,6 +1,6 @@
 // RUN: kv-opt %s --select-kv-copies | FileCheck %s
 // RUN: kv-opt %s --select-kv-copies='stages=4' | FileCheck %s --check-prefix=STAGES
-// RUN: kv-opt %S/Inputs/attention.mlir --kv-pipeline --target=sm_90a --stop-after=select-kv-copies --check-semantics-of=select-kv-copies --lengths=edges -o /dev/null
+// RUN: %if alone %{ kv-opt %S/Inputs/attention.mlir --kv-pipeline --target=sm_90a --stop-after=select-kv-copies --check-semantics-of=select-kv-copies --lengths=edges -o /dev/null %}
 
 !pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 !cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
