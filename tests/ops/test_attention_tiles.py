@@ -355,7 +355,7 @@ WHOLE = Choice(blocks=2, queue=True)  # for which every pass has something to do
 
 
 # Of the others tests/lowering/answers.test and the files of passes beside it say the same.
-@by_name(TILE_PASSES, ("defer-kv-reductions", "queue-kv-rounds", "skip-kv-maxima", "skip-kv-rescales"))
+@by_name(TILE_PASSES, ("defer-kv-reductions", "queue-kv-work", "skip-kv-maxima", "skip-kv-rescales"))
 def test_every_optional_pass_changes_the_code_and_no_result(name):
     b = batch(**LONG)
     case, spec = case_of(b), b.problem.collection.spec
