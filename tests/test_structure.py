@@ -407,6 +407,48 @@ def test_what_a_pass_leaves_to_the_run_of_many_is_run_there():
     assert not wrong, "\n".join(wrong)
 
 
+def _expanded(name: str) -> list[str]:
+    """``a/{b,c}`` as a shell reads it."""
+    head, brace, rest = name.partition("{")
+    inner, _, tail = rest.partition("}")
+    return [head + part + tail for part in inner.split(",")] if brace else [name]
+
+
+def _folders_of_tests() -> dict[str, list[str]]:
+    """The folders of the library in CONTRIBUTING.md's table, and the tests of each."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    _, _, table = text.partition("| files | tests |\n|---|---|\n")
+    rows = [row.split("|") for row in table.partition("\n\n")[0].splitlines()]
+    return {
+        folder: re.findall(r"`(tests/[^`]+)`", tests)
+        for _, files, tests, _ in rows
+        for name in re.findall(r"`([^`]+)`", files)
+        for folder in _expanded(name)
+    }
+
+
+def test_a_stranger_finds_the_tests_of_a_file():
+    """Every folder of the library is in CONTRIBUTING.md's table, or below one that is, and what this names is there."""
+    found = _folders_of_tests()
+    missing = [f"no folder {folder}" for folder in found if not (ROOT / folder).is_dir()]
+    missing += [
+        f"{folder}: no {tests}"
+        for folder, named in found.items()
+        for tests in named
+        if not any(ROOT.glob(tests.replace("<stem>", "*")))
+    ]
+    packages = {
+        path.parent.relative_to(ROOT) for path in PYTHON if _name(path).startswith(("dialect", "lowering", "python"))
+    }
+    tops = {"dialect", "lowering", "python/kvarn"}  # of whose own files a row speaks, not of packages in them
+    missing += [
+        f"no row is of {package.as_posix()}"
+        for package in sorted(packages)
+        if package.as_posix() not in found and not {p.as_posix() for p in package.parents} & ({*found} - tops)
+    ]
+    assert not missing, "\n".join(missing)
+
+
 BY_HAND = {"index-kv-loops"}  # for pipelines of one's own
 
 

@@ -85,12 +85,6 @@ def test_each_page_size(kind, page_size):
     check(kind, page_size=page_size, head_size=128)
 
 
-@pytest.mark.parametrize("kind", SCHEDULES)
-@pytest.mark.parametrize("cache", ["continuous", "fa3"])
-def test_the_other_kinds_of_cache(kind, cache):
-    check(kind, kind=cache, group=3)
-
-
 @pytest.mark.parametrize("form", ["ragged", "padded", "dense", "ragged operands"])
 @pytest.mark.parametrize("kind", SCHEDULES)
 @pytest.mark.parametrize(
@@ -108,13 +102,6 @@ def test_elements_of_8_bits(form, kind, dtype, scales):
 def test_sinks_softcap_and_slopes(form, kind):
     check(kind, sinks=True, softcap=30.0, mask=window(9), form=FORMS[form])
     check(kind, [([900, 0, 30], [1, 1, 1]), ([900, 0, 30], [70, 5, 129])], slopes=True, softcap=2.0, mask=window(70))
-
-
-@pytest.mark.parametrize("kind", SCHEDULES)
-@pytest.mark.parametrize("keys", [[90, 10, 3], [0, 0, 0]], ids=str)
-def test_cross_attention_and_rows_without_keys(kind, keys):
-    for mask in (NULL, named("causal")):
-        check(kind, [([50, 0, 12], [90, 70, 3])], mask=mask, keys=keys)
 
 
 @pytest.mark.parametrize("kind", SCHEDULES)
@@ -150,12 +137,6 @@ def test_split_keys_are_combined(mask, head_size):
     for schedule in ({"splits": 1}, {}, {"splits": 3}, {"splits": 32, "rows": 64}):
         Case(cached=[9000, 0, 20, 2500], new=[33, 5, 0, 64], head_size=head_size, heads=2, sinks=True, mask=mask,
              schedule={"kind": "tile", **schedule}).check(GPU)  # fmt: skip
-
-
-def test_a_large_mixed_batch():
-    rng = np.random.default_rng(19)
-    new = np.concatenate([np.ones(230, int), rng.integers(2, 60, 40)])
-    Case(cached=rng.integers(0, 90, 270).tolist(), new=new.tolist(), page_size=256).check(GPU)
 
 
 # --- decode ------------------------------------------------------------------------------------------

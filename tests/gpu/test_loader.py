@@ -4,14 +4,13 @@
 import contextlib
 import importlib
 import threading
-import time
 
 import numpy as np
 import pytest
 
 from kvarn import artifact as A
 from kvarn.dialect import dtypes
-from kvarn.runtime import assemble, device, driver, program, tensormap
+from kvarn.runtime import assemble, device, driver, program
 from kvarn.runtime.launch import Launcher
 from kvarn.runtime.program import Program
 
@@ -331,67 +330,6 @@ def test_clusters_with_programmatic_launch(size):
     np.testing.assert_array_equal(x.read(), np.arange(32) % size)
 
 
-TMA = """
-.version 8.0
-.target sm_90a
-.address_size 64
-.visible .entry tile(.param .align 64 .b8 map[128], .param .u64 out, .param .u64 n, .param .u32 row, .param .u32 column)
-{
-  .reg .pred %p<3>; .reg .b32 %r<8>; .reg .b64 %rd<8>; .reg .f32 %f<2>;
-  .shared .align 128 .b8 there[256];
-  .shared .align 8 .b64 arrived;
-  mov.u32 %r1, %tid.x;
-  mov.u32 %r2, arrived;
-  mov.u32 %r3, there;
-  setp.ne.u32 %p1, %r1, 0;
-  @%p1 bra READY;
-  ld.param.u32 %r4, [row]; ld.param.u32 %r5, [column];
-  mov.b64 %rd1, map;
-  cvta.param.u64 %rd2, %rd1;
-  mbarrier.init.shared::cta.b64 [%r2], 1;
-  fence.proxy.async.shared::cta;
-  mbarrier.arrive.expect_tx.shared::cta.b64 %rd3, [%r2], 256;
-  cp.async.bulk.tensor.2d.shared::cluster.global.tile.mbarrier::complete_tx::bytes [%r3], [%rd2, {%r5, %r4}], [%r2];
-READY:
-  bar.sync 0;
-WAIT:
-  mbarrier.try_wait.parity.shared::cta.b64 %p2, [%r2], 0;
-  @!%p2 bra WAIT;
-  shl.b32 %r6, %r1, 2;
-  add.u32 %r7, %r3, %r6;
-  ld.shared.f32 %f1, [%r7];
-  ld.param.u64 %rd4, [out];
-  cvta.to.global.u64 %rd5, %rd4;
-  mul.wide.u32 %rd6, %r1, 4;
-  add.s64 %rd7, %rd5, %rd6;
-  st.global.f32 [%rd7], %f1;
-  ret;
-}
-"""
-
-
-def test_tma_descriptor_as_a_grid_constant():
-    needs((9, 0))
-    if device.device(0).capability != (9, 0):
-        pytest.skip("the kernel is written for sm_90a")
-    source = np.arange(16 * 32, dtype=np.float32).reshape(16, 32)
-    x, out = Buffer(source), Buffer(np.zeros(64, np.float32))
-    described = tensormap.TensorMap(dtypes.f32, (16, 32), (32, 1), (8, 8), x.address, (8, 8))
-    args = [
-        A.Arg("map", "tensormap"),
-        A.Arg("out", "buffer", dtypes.f32, 1, written=True),
-        A.Arg("row", "scalar", dtypes.i32),
-        A.Arg("column", "scalar", dtypes.i32),
-    ]
-    launcher = Launcher(kernel(TMA, A.Entry("tile", args, A.flatten(args)), "sm_90a", "8.0"))
-    launcher(1, 64, tensormap.encode(described), out, 3, 8)
-    np.testing.assert_array_equal(out.read().reshape(8, 8), source[3:11, 8:16])
-    launcher.prepare(1, 64, tensormap.encode(described), out, 12, 28)()
-    expected = np.zeros((8, 8), np.float32)
-    expected[:4, :4] = source[12:, 28:]
-    np.testing.assert_array_equal(out.read().reshape(8, 8), expected, "zeros beyond the bounds")
-
-
 def test_cubins_and_bundles(tmp_path):
     chip = "sm_{}{}".format(*device.device(0).capability)
     try:
@@ -422,29 +360,3 @@ def test_what_the_device_and_driver_cannot_run_is_refused_by_name():
     if driver.has("cuKernelGetParamInfo"):
         with pytest.raises(ValueError, match=r"of \[8, 8, 4, 4\] bytes, but the ABI .* has \[8, 8, 4\]"):
             Launcher(kernel(entry=A.Entry("scale", ARGS[:2], A.flatten(ARGS[:2]))))(8, 128, x, 1.0)
-
-
-def test_host_time_of_a_launch(stream, capsys):
-    """Prints the times; holds them to twice the goals, since machines differ."""
-    launcher, x = Launcher(kernel()), ramp()
-    prepared = launcher.prepare(8, 128, x, 1.0, 0)
-    routes = [
-        ("prepared, stream given", lambda: prepared(stream), 4),
-        ("prepared, stream 0", lambda: prepared(0), 4),
-        ("call", lambda: launcher(8, 128, x, 1.0, 0, stream=stream), 12),
-    ]
-    found = []
-    for name, run, goal in routes:
-        run()
-        times = []
-        for _ in range(10):
-            driver.call("cuCtxSynchronize")
-            start = time.perf_counter()
-            for _ in range(300):
-                run()
-            times.append((time.perf_counter() - start) / 300 * 1e6)
-        found.append((name, min(times), goal))
-    with capsys.disabled():
-        print("\n" + "\n".join(f"  {name:24s} {us:6.2f} us (goal {goal})" for name, us, goal in found))
-    for name, us, goal in found:
-        assert us < 2 * goal, f"{name}: {us:.2f} us"

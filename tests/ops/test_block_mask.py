@@ -139,7 +139,10 @@ def test_a_padded_batch_and_rows_that_see_nothing(place):
 
 
 @mostly_on_host
-@pytest.mark.parametrize("parts", [cache_parts, dense_parts, ragged_parts], ids=["caches", "dense", "ragged"])
+@pytest.mark.parametrize(
+    "parts", [cache_parts, pytest.param(dense_parts, marks=[pytest.mark.thorough]), ragged_parts],
+    ids=["caches", "dense", "ragged"],
+)  # fmt: skip
 def test_operands_of_keys_have_block_masks(place, parts):
     case = case_of([90, 0, 30], [6, 40, 1])
     keys, values = case.operands(place, parts)

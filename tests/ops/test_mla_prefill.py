@@ -8,43 +8,45 @@ from typing import Any
 
 import numpy as np
 import pytest
-from reference import emulated
 from reference.mla_prefill import Prefill, buffer_of, chunks_of, dense, prefill
+from reference.places import Interpreted, Place
 
 import kvarn as kv
 from kvarn.dialect import dtypes
-from kvarn.emulator.report import Report
-from kvarn.ops import mla
 
 TOLERANCE = {"f32": 1e-4, "f16": 6e-3, "bf16": 4e-2}
 SENTINEL = 72.0
+TILE = {"kind": "tile"}
 
 
-def on_gpu(p: Prefill, tokens: int) -> tuple[np.ndarray, np.ndarray]:
-    """The loop of ``mla_prefill``, its chunks by the interpreter."""
-    plan, _ = chunks_of(p, tokens)
-    out = np.full((*p.query.shape[:2], p.value_weights.shape[1]), SENTINEL, p.query.dtype)
-    lse = np.full(out.shape[:2], SENTINEL, np.float32)
-    for c in range(len(plan.buffer_lengths)):
-        rows, taken, buffer = plan.buffer_row_offsets[c], plan.cache_offsets[c], buffer_of(p, tokens)
-        kv.ops.mla_decompress(p.problem.collection.get_key_cache(1), rows, taken, buffer)
-        operands = (
-            p.problem.collection, 1, p.query, p.problem.row_offsets, *p.expand(buffer), rows, taken,
-            p.query.shape[2] ** -0.5, out, lse,
-        )  # fmt: skip
-        attributes = (("bf16_rope", p.bytes_ != p.rope), ("accumulate", c > 0))
-        emulated.run(mla._MLA_PREFILL_CHUNK, operands, attributes)
-    return out, lse
+def outputs(p: Prefill, more: int = 0, fill: float = SENTINEL) -> dict[str, np.ndarray]:
+    """An output and a log-sum-exp of a number, with so many rows more than there are queries."""
+    shape = len(p.query) + more, p.query.shape[1]
+    out = np.full((*shape, p.value_weights.shape[1]), fill, p.query.dtype)
+    return {"out": out, "lse": np.full(shape, fill, np.float32)}
 
 
 def everywhere(p: Prefill, tokens: int) -> Any:
-    """The host's results, and the GPU's."""
-    plan, _ = chunks_of(p, tokens)
-    yield kv.ops.mla_prefill(
-        p.problem.collection, 1, p.query, p.problem.row_offsets, p.expand, buffer_of(p, tokens), plan=plan,
-        bf16_rope=p.bytes_ != p.rope, return_lse=True,
-    )  # fmt: skip
-    yield on_gpu(p, tokens)
+    """The results on the host, and of GPU code."""
+    for place in (Place(), Interpreted("sm_90a")):
+        with place.active():
+            yield kv.ops.mla_prefill(
+                p.problem.collection, 1, p.query, p.problem.row_offsets, p.expand, buffer_of(p, tokens),
+                plan=chunks_of(p, tokens)[0], bf16_rope=p.bytes_ != p.rope, return_lse=True, **outputs(p),
+            )  # fmt: skip
+
+
+def decompressed(p: Prefill, plan: Any, c: int, tokens: int) -> tuple[Any, ...]:
+    """Keys and values of a chunk, its buffer's row offsets and the tokens of each sequence before it."""
+    rows, taken, buffer = plan.buffer_row_offsets[c], plan.cache_offsets[c], buffer_of(p, tokens)
+    kv.ops.mla_decompress(p.problem.collection.get_key_cache(1), rows, taken, buffer)
+    return *p.expand(buffer), rows, taken
+
+
+def attend(p: Prefill, chunk: tuple[Any, ...], query: Any = None, **options: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Attention over a chunk."""
+    of = p.problem.collection, 1, p.query if query is None else query, p.problem.row_offsets
+    return kv.ops.mla_prefill_chunk(*of, *chunk, bf16_rope=p.bytes_ != p.rope, **options)
 
 
 CASES = [
@@ -78,33 +80,29 @@ TILED = [
 
 @pytest.mark.whole
 @pytest.mark.parametrize(
-    ("dtype", "query", "options"),
+    ("dtype", "of", "options"),
     [pytest.param(*x, marks=[] if i in (1, 4) else [pytest.mark.thorough]) for i, x in enumerate(TILED)],
     ids=str,
 )
-def test_chunks_over_tiles_are_dense_attention(dtype, query, options):
+def test_chunks_over_tiles_are_dense_attention(dtype, of, options):
     """Keys and values are slices of one buffer, and what no sequence has is NaN; no race, no write beside the rows."""
-    p = prefill(12, dtype, query=query, **TILES, **options)
+    p = prefill(12, dtype, query=of, **TILES, **options)
     if dtype == "i8":
         p.query = (p.query / 16).astype(p.query.dtype)
     plan, needed = chunks_of(p, 80)
     assert needed == 2
-    out = np.full((len(p.query) + 2, 2, 40), SENTINEL, p.query.dtype)
-    lse, report = np.full(out.shape[:2], SENTINEL, np.float32), Report("sm_90a")
+    found, query = outputs(p, 2), np.concatenate([p.query, p.query[:2]])
     for c in range(needed + 1):
-        rows, taken, buffer = plan.buffer_row_offsets[c], plan.cache_offsets[c], buffer_of(p, 80)
-        kv.ops.mla_decompress(p.problem.collection.get_key_cache(1), rows, taken, buffer)
-        both = np.concatenate([*p.expand(buffer), np.zeros((80, 2, 24), p.query.dtype)], 2)
+        *parts, rows, taken = decompressed(p, plan, c, 80)
+        both = np.concatenate([*parts, np.zeros((80, 2, 24), p.query.dtype)], 2)
         both[rows[-1] :] = np.nan
-        operands = (
-            p.problem.collection, 1, np.concatenate([p.query, p.query[:2]]), p.problem.row_offsets, both[..., :64],
-            both[..., 64:104], rows, taken, 80**-0.5, out, lse,
-        )  # fmt: skip
-        attributes = (("bf16_rope", p.bytes_ != p.rope), ("accumulate", c > 0))
-        emulated.run(mla._MLA_PREFILL_CHUNK, operands, attributes, {"kind": "tile"}, report=report)
+        chunk = both[..., :64], both[..., 64:104], rows, taken
+        with kv.emulated("sm_90a") as report:
+            attend(p, chunk, query, accumulate=c > 0, schedule=TILE, **found)
+        assert report.hazards == []
+    out, lse = found["out"], found["lse"]
     want, want_lse = dense(p)
-    largest, tolerance = np.abs(want).max(), TOLERANCE[query]
-    assert report.hazards == []
+    largest, tolerance = np.abs(want).max(), TOLERANCE[dtypes.of(p.query.dtype).name]
     np.testing.assert_allclose(out[:-2] / largest, want / largest, rtol=tolerance, atol=tolerance)
     np.testing.assert_allclose(lse[:-2], want_lse, rtol=2e-3, atol=2e-3)
     assert (out[-2:] == SENTINEL).all()
@@ -113,18 +111,13 @@ def test_chunks_over_tiles_are_dense_attention(dtype, query, options):
 def test_no_offset_leads_a_chunk_over_tiles_out_of_what_there_is():
     """The interpreter knows where buffers and pools end."""
     p = prefill(7, "bf16", **{**TILES, "heads": 1, "cached": [6, 0], "new": [3, 6], "page_size": 3})
-    buffer, most = buffer_of(p, 20), 2**31 - 1
-    key, value = p.expand(buffer)
+    parts, most = p.expand(buffer_of(p, 20)), 2**31 - 1
     for rows, taken in (
         ([5, most, most], [0, 0]), ([-7, 3, -most], [0, 0]), ([0, 9, 20], [-5, -most]), ([0, 9, 20], [most, 70]),
     ):  # fmt: skip
-        out, lse = np.full((9, 1, 40), np.nan, p.query.dtype), np.full((9, 1), np.nan, np.float32)
-        operands = (
-            p.problem.collection, 1, p.query, p.problem.row_offsets, key, value, np.array(rows, np.int32),
-            np.array(taken, np.int32), 0.2, out, lse,
-        )  # fmt: skip
-        attributes = (("bf16_rope", False), ("accumulate", False))
-        emulated.run(mla._MLA_PREFILL_CHUNK, operands, attributes, {"kind": "tile"})
+        chunk = *parts, np.array(rows, np.int32), np.array(taken, np.int32)
+        with Interpreted("sm_90a").active():
+            out, _ = attend(p, chunk, schedule=TILE, **outputs(p, fill=np.nan))
         assert np.isfinite(out.astype(np.float32)).all()
 
 
@@ -138,7 +131,7 @@ def test_chunks_over_tiles_are_chosen_where_they_fit():
         ):
             plan, _ = chunks_of(given, 16)
             with pytest.raises(ValueError, match=message):
-                one_chunk(given, plan, 0, 16, schedule={"kind": "tile"})
+                one_chunk(given, plan, 0, 16, schedule=TILE)
         plan, _ = chunks_of(p, 16)
         with pytest.raises(ValueError, match="the schedule's splits must be 1 for a prefill's chunk, got 2"):
             one_chunk(p, plan, 0, 16, schedule={"kind": "tile", "splits": 2})
@@ -187,12 +180,7 @@ def test_queries_may_be_slices_that_are_aligned_to_their_elements_only():
 
 
 def one_chunk(p: Prefill, plan: Any, c: int, tokens: int, **options: Any) -> tuple[np.ndarray, np.ndarray]:
-    rows, taken, buffer = plan.buffer_row_offsets[c], plan.cache_offsets[c], buffer_of(p, tokens)
-    kv.ops.mla_decompress(p.problem.collection.get_key_cache(1), rows, taken, buffer)
-    key, value = p.expand(buffer)
-    return kv.ops.mla_prefill_chunk(
-        p.problem.collection, 1, p.query, p.problem.row_offsets, key, value, rows, taken, **options
-    )
+    return attend(p, decompressed(p, plan, c, tokens), **options)
 
 
 def test_accumulating_is_merging():
@@ -221,23 +209,14 @@ def test_a_chunk_past_the_last_changes_nothing():
     np.testing.assert_allclose(lse, before[1], rtol=1e-6)
 
 
-@pytest.mark.parametrize("run", ["host", "gpu"])
-def test_rows_without_earlier_keys_do_not_look_at_the_output(run):
+@pytest.mark.parametrize("place", [Place(), Interpreted("sm_90a")], ids=lambda place: place.name)
+def test_rows_without_earlier_keys_do_not_look_at_the_output(place):
     p = prefill(5, cached=[3], new=[4])
-    plan, _ = chunks_of(p, 16)
-    want, want_lse = one_chunk(p, plan, 0, 16)
-    out = np.full(want.shape, np.nan, np.float32)
-    lse = np.full(want_lse.shape, -np.inf, np.float32)
-    if run == "host":
-        one_chunk(p, plan, 0, 16, accumulate=True, out=out, lse=lse)
-    else:
-        rows, taken, buffer = plan.buffer_row_offsets[0], plan.cache_offsets[0], buffer_of(p, 16)
-        kv.ops.mla_decompress(p.problem.collection.get_key_cache(1), rows, taken, buffer)
-        operands = (
-            p.problem.collection, 1, p.query, p.problem.row_offsets, *p.expand(buffer), rows, taken,
-            p.query.shape[2] ** -0.5, out, lse,
-        )  # fmt: skip
-        emulated.run(mla._MLA_PREFILL_CHUNK, operands, (("bf16_rope", False), ("accumulate", True)))
+    chunk = decompressed(p, chunks_of(p, 16)[0], 0, 16)
+    want, want_lse = attend(p, chunk)
+    out, lse = np.full(want.shape, np.nan, np.float32), np.full(want_lse.shape, -np.inf, np.float32)
+    with place.active():
+        attend(p, chunk, accumulate=True, out=out, lse=lse)
     np.testing.assert_allclose(out, want, rtol=2e-5, atol=2e-5)
     np.testing.assert_allclose(lse, want_lse, rtol=2e-5, atol=2e-5)
 
@@ -245,13 +224,9 @@ def test_rows_without_earlier_keys_do_not_look_at_the_output(run):
 def test_rows_that_no_query_may_see_are_not_read():
     """The last token of a sequence lies in the buffer, and earlier queries stand before it."""
     p = prefill(6, cached=[6], new=[3])
-    plan, _ = chunks_of(p, 16)
-    rows, taken, buffer = plan.buffer_row_offsets[0], plan.cache_offsets[0], buffer_of(p, 16)
-    kv.ops.mla_decompress(p.problem.collection.get_key_cache(1), rows, taken, buffer)
-    key, value = p.expand(buffer)
+    key, value, rows, taken = decompressed(p, chunks_of(p, 16)[0], 0, 16)
     key[8:], value[8:] = np.nan, np.nan  # position 8, and what no sequence has
-    call = (p.problem.collection, 1, p.query, p.problem.row_offsets, key, value, rows, taken)
-    out, lse = kv.ops.mla_prefill_chunk(*call)
+    out, lse = attend(p, (key, value, rows, taken))
     want, want_lse = dense(p)
     for _ in range(2):
         np.testing.assert_allclose(out[:2], want[:2], rtol=1e-4, atol=1e-4)
@@ -259,23 +234,17 @@ def test_rows_that_no_query_may_see_are_not_read():
         assert np.isnan(out[2]).all()
         assert np.isnan(lse[2]).all()
         none = np.zeros(2, np.int32)  # and an empty chunk after it hides nothing
-        out, lse = kv.ops.mla_prefill_chunk(*call[:6], none, taken, accumulate=True, out=out, lse=lse)
+        out, lse = attend(p, (key, value, none, taken), accumulate=True, out=out, lse=lse)
 
 
 def test_offsets_past_the_buffers_are_held_to_them():
     p = prefill(7, cached=[6], new=[3])
-    plan, _ = chunks_of(p, 16)
-    taken, buffer = plan.cache_offsets[0], buffer_of(p, 16)
-    kv.ops.mla_decompress(p.problem.collection.get_key_cache(1), plan.buffer_row_offsets[0], taken, buffer)
-    key, value = p.expand(buffer)
-    outs = []
-    for last in (5, 2**31 - 1):  # five rows are all that the buffers have
-        operands = (
-            p.problem.collection, 1, p.query, p.problem.row_offsets, key[:5].copy(), value[:5].copy(),
-            np.array([0, last], np.int32), taken, 0.2, np.zeros((3, 3, 24), np.float32), np.zeros((3, 3), np.float32),
-        )  # fmt: skip
-        emulated.run(mla._MLA_PREFILL_CHUNK, operands, (("bf16_rope", False), ("accumulate", False)))
-        outs.append(operands[-2])
+    key, value, _, taken = decompressed(p, chunks_of(p, 16)[0], 0, 16)
+    five, outs = (key[:5].copy(), value[:5].copy()), []  # five rows are all that the buffers have
+    for last in (5, 2**31 - 1):
+        with Interpreted("sm_90a").active():
+            chunk = *five, np.array([0, last], np.int32), taken
+            outs.append(attend(p, chunk, **outputs(p, fill=0))[0])
     assert np.isfinite(outs[0]).all()
     assert outs[0].any()
     np.testing.assert_array_equal(outs[1], outs[0])
