@@ -64,7 +64,7 @@ class Config(Warpgroups):
         Stages of k-steps in shared memory.
     instruction : {"wgmma", "mma.sync"}
     constant : bool
-        As in ``projection_few.Config``.
+        As in ``projection_stream_k.Config``.
     most : int
         The number of tokens, if one tile has all of them; otherwise 0.
     """
