@@ -142,7 +142,7 @@ def measure(options: argparse.Namespace, device: str) -> list[dict[str, Any]]:
                 continue
             records += run_group(group, rows, device, seconds, folder)
             if options.json:
-                save(options.json, records)  # partial results, in case the machine is lost
+                save(options.json, records, options.commit)  # partial results, in case the machine is lost
         if options.peers_script is not None and end - time.time() > 30:
             try:
                 records += outside_script(options.peers_script, end - time.time(), folder)
@@ -151,14 +151,14 @@ def measure(options: argparse.Namespace, device: str) -> list[dict[str, Any]]:
     return records
 
 
-def save(path: Path, records: Sequence[dict[str, Any]]) -> None:
+def save(path: Path, records: Sequence[dict[str, Any]], commit: str = "") -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(document(records), indent=1))
+    path.write_text(json.dumps(document(records, commit), indent=1))
 
 
-def document(records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """What a run writes: its date, the commit, and the records."""
-    return {"date": datetime.date.today().isoformat(), "commit": suites.commit(), "records": records}
+def document(records: Sequence[dict[str, Any]], commit: str = "") -> dict[str, Any]:
+    """What a run writes: its date, the commit (by default the checkout's), and the records."""
+    return {"date": datetime.date.today().isoformat(), "commit": commit or suites.commit(), "records": records}
 
 
 def without_gpu(options: argparse.Namespace) -> None:
@@ -199,6 +199,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--budget", type=float, default=480, metavar="SECONDS", help="time limit (default: 480)")
     parser.add_argument("--quick", action="store_true", help="measure only a few rows")
     parser.add_argument("--json", type=Path, metavar="FILE", help="output file (default: bench/results/DATE.json)")
+    parser.add_argument("--commit", default="", help="the commit that the files name, in a copy without .git")
     parser.add_argument("--plot", type=Path, metavar="FILE", help="plot shares of peak rates (needs matplotlib)")
     parser.add_argument(
         "--device",
@@ -240,12 +241,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     elif options.json is None:
         options.json = RESULTS / f"{datetime.datetime.now():%Y-%m-%d-%H%M%S}.json"
     records = measure(options, device)
-    save(options.json, records)
+    save(options.json, records, options.commit)
     results = report.Results(records)
     print(report.text(results))
     print(f"\nwrote {options.json}")
     if options.suite:
-        print(f"wrote {suites.write(options.suite, document(records), options.json.parent)}")
+        print(f"wrote {suites.write(options.suite, document(records, options.commit), options.json.parent)}")
     if options.plot is not None:
         print(f"wrote {options.plot}" if report.plot(results, options.plot) else "no plot: pip install matplotlib")
     ours = [r for r in records if r.get("who") == "kvarn"]

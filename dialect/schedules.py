@@ -410,7 +410,7 @@ THREADS = Entry("threads", "Threads per block.", "256; 128 for `gather`", least=
 
 
 def _warps_of(case: Any) -> tuple[tuple[int, ...], str]:
-    """A warp has up to 16 query rows of a KV head, or some of its columns; a work unit's blocks share them evenly."""
+    """A warp has up to 16 query rows of a KV head, or some of its columns; a work item's blocks share them evenly."""
     total, together = case.row_groups, case.slices
     most = min(total, WARPS.most, 15 * together if together > 1 else total)  # each group has a named barrier
     legal = tuple(n for n in range(together, most + 1, together) if total % n == 0)
@@ -449,7 +449,7 @@ BLOCKS = Entry(
     "chosen by the model: 4 to 12 warps per multiprocessor",
     most=32,
 )
-MIN_TILES = Entry("min_tiles", "The fewest tiles of keys in a work unit.", "4; 2 for one sequence")
+MIN_TILES = Entry("min_tiles", "The fewest tiles of keys in a work item.", "4; 2 for one sequence")
 COMBINE = Entry(
     "combine",
     "Warps per block of the kernel that combines partial results; 0: a sequence's last decode block combines them.",
@@ -517,7 +517,7 @@ OVERLAP = Entry(
 )
 PING_PONG = Entry(
     "ping_pong",
-    "Whether consumer warpgroups take turns: one starts its products while another computes its softmax.",
+    "Whether consumer warpgroups alternate: one starts its products while another computes its softmax.",
     "chosen by the model: true for small heads, 8-bit queries and some 8-bit caches",
     bool,
 )

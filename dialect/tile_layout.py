@@ -139,7 +139,7 @@ def _short(name: str, rows: int, warps: int) -> str:
 
 
 def _wgmma(rows: int, columns: int, warps: int, across: int = 1) -> RegisterLayout:
-    """Of warpgroups beside one another each has the columns of one instruction, which are neighbours."""
+    """Of warpgroups that share rows each has the columns of one instruction, which are neighbours."""
     if warps % 4:
         raise ValueError(f"wgmma needs warpgroups of 4 warps, got {warps} warps")
     name = _short("wgmma", rows, warps) if across == 1 else f"wgmma:{warps}x{across}"
@@ -196,15 +196,14 @@ _OTHER = {"rows": "columns", "columns": "rows"}
 @functools.lru_cache(1024)  # every use of a tile in a kernel asks for its layout, and a kernel has few distinct ones
 def _parse(text: str, shape: tuple[int, ...]) -> RegisterLayout:
     transposed = re.fullmatch(r"(?:(rows|columns)\()?transposed\(([^()]*)\)(\)?)", text)
-    if transposed is not None and bool(transposed[1]) == bool(
-        transposed[3]
-    ):  # rows of a tile are columns of its transpose
+    if transposed is not None and bool(transposed[1]) == bool(transposed[3]):
+        # Rows of a tile are columns of its transpose.
         inner = f"{_OTHER[transposed[1]]}({transposed[2]})" if transposed[1] else transposed[2]
         return replace(_parse(inner, shape[::-1]).transposed, name=text)
     outer = re.fullmatch(rf"(rows|columns)\({_WITH_WARPS}\)", text)
     if outer is not None:
-        what, name, warps, beside = outer.groups()
-        across = int(beside or 1)
+        what, name, warps, stacks = outer.groups()
+        across = int(stacks or 1)
         extent = shape[0] if len(shape) == 1 else shape[0] * shape[1]
         least = _NAMED[name][1] if name in _NAMED else (1, 1)
         count = _warps_of(text, name, warps, extent if what == "rows" else None)
@@ -220,8 +219,8 @@ def _parse(text: str, shape: tuple[int, ...]) -> RegisterLayout:
     rows, columns = shape
     found = re.fullmatch(_WITH_WARPS, text)
     if found is not None:
-        name, warps, beside = found.groups()
-        return named(name, (rows, columns), _warps_of(text, name, warps, rows), int(beside or 1))
+        name, warps, stacks = found.groups()
+        return named(name, (rows, columns), _warps_of(text, name, warps, rows), int(stacks or 1))
     return _parse_bases(text, (rows, columns))
 
 

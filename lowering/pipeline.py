@@ -50,18 +50,18 @@ def _upstream(name: str, text: str, reason: str, optional: bool = False) -> Step
 class Insertion:
     """Steps to run next to a step of a target's pipeline: after it if ``after``, otherwise before it."""
 
-    beside: str
+    anchor: str
     after: bool
     steps: tuple[Step, ...]
 
     def into(self, pipeline: Sequence[Step]) -> list[Step]:
         """A pipeline with the steps inserted; ValueError if it lacks the step to insert at."""
-        place = next((i for i, s in enumerate(pipeline) if s.name == self.beside), None)
+        place = next((i for i, s in enumerate(pipeline) if s.name == self.anchor), None)
         if place is None:
             where = "after" if self.after else "before"
             names = ", ".join(s.name for s in pipeline)
-            raise ValueError(f"a pass can run {where} one of {names}, got {self.beside!r}")
-        reason = f"inserted {'after' if self.after else 'before'} {self.beside}"
+            raise ValueError(f"a pass can run {where} one of {names}, got {self.anchor!r}")
+        reason = f"inserted {'after' if self.after else 'before'} {self.anchor}"
         place += self.after
         while self.after and place < len(pipeline) and pipeline[place].reason == reason:
             place += 1  # one after another, in the order in which they were asked for
@@ -73,17 +73,17 @@ def insertions(passes: Mapping[str, Any], outer: Sequence[Insertion] = ()) -> tu
     """The insertions for a mapping of positions to passes, after outer ones; see ``kv.pipeline``."""
     found: list[Insertion] = []
     for place, what in passes.items():
-        where, _, beside = place.partition(":")
-        beside = registry.current(beside)
-        if where not in ("after", "before") or not beside:
+        where, _, anchor = place.partition(":")
+        anchor = registry.current(anchor)
+        if where not in ("after", "before") or not anchor:
             raise ValueError(f'a place for passes must be "after:PASS" or "before:PASS", got {place!r}')
         every = [step for one in (what if isinstance(what, (list, tuple)) else [what]) for step in _steps_of(one)]
-        found.append(Insertion(beside, where == "after", tuple(every)))
+        found.append(Insertion(anchor, where == "after", tuple(every)))
     names = list(dict.fromkeys(s.name for target in ("sm_90a", "host") for s in default_steps(target, OWNERSHIP, 1)))
     names += [s.name for i in (*outer, *found) for s in i.steps]
     for insertion in found:
-        if insertion.beside not in names:
-            raise ValueError(f"a pass can run before or after one of {', '.join(names)}, got {insertion.beside!r}")
+        if insertion.anchor not in names:
+            raise ValueError(f"a pass can run before or after one of {', '.join(names)}, got {insertion.anchor!r}")
     return tuple(found)
 
 

@@ -75,7 +75,11 @@ NAMES = (
 # Passes of earlier versions, and their replacements. For one release such a name is accepted and ignored.
 DELETED: dict[str, str] = {}
 # Passes by their names in earlier versions. For one release such a name is accepted.
-RENAMED = {"queue-kv-rounds": "queue-kv-work", "start-kv-rounds": "start-kv-work"}
+RENAMED = {
+    "mark-kv-descriptors": "mark-kv-grid-constants",
+    "queue-kv-rounds": "queue-kv-work",
+    "start-kv-rounds": "start-kv-work",
+}
 
 _extra: dict[str, Pass] = {}  # of users' files and modules, and of packages once imported
 _of_packages: dict[str, Pass] = {}

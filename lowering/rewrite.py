@@ -22,7 +22,7 @@ from .pass_base import PassFailure, blame, fail, is_interrupt
 Rule = Callable[..., Sequence[ir.Value] | ir.Value | None]
 Kv.listeners.append(settings.declared)
 page_orders.listeners.append(lambda order: settings.declared(order.element))
-_MOST_ROUNDS = 16  # of rules of other packages that make ops with such rules
+_MOST_ITERATIONS = 16  # of rules of other packages that make ops with such rules
 
 
 def walk(root: Any, match: Callable[[str], bool] | None = None) -> list[ir.Operation]:
@@ -133,14 +133,14 @@ class Rules:
         rules = self.outside
         if not rules:  # a walk takes a call into Python per op
             return
-        for _ in range(_MOST_ROUNDS):
+        for _ in range(_MOST_ITERATIONS):
             found = walk(root, rules.__contains__)
             if not found:
                 return
             for op in found:
                 self._lower(op, rules[op.name], args)
         for op in walk(root, rules.__contains__):
-            fail(op, f"is still there after {_MOST_ROUNDS} rounds: its rule, or another, makes it again")
+            fail(op, f"is still there after {_MOST_ITERATIONS} iterations: its rule, or another, makes it again")
 
     def _lower(self, op: ir.Operation, rule: Rule, args: Sequence[Any]) -> None:
         name, location = op.name, op.location

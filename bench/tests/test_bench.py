@@ -334,6 +334,7 @@ def test_a_suite_is_written_with_its_commit_clocks_and_failures(tmp_path):
     assert "| decode bf16 64 × 4k | 250.00 |" in text
     assert "- gather_b64_c2k: vLLM: it broke" in text
     assert json.loads((tmp_path / "decode.json").read_text()) == document
+    assert bench.document([], "given")["commit"] == "given"
     assert re.fullmatch(r"([0-9a-f]{12}\+?)?", suites.commit()), "of this checkout; empty outside of one"
 
 

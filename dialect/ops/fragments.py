@@ -50,10 +50,10 @@ class TileFragmentsOp(Kv.Operation, name="tile_fragments", traits=[ReadsMemory])
 
 
 class TileScalesOp(Kv.Operation, name="tile_scales", traits=[_LoadsScales]):
-    """The scales of the tokens [first, first + M) of a head of a quantized cache, as f32: one of each token.
+    """The scales of the tokens [first, first + M) of a head of a quantized cache, as f32: one per token.
 
-    Operands: as of ``kv.tile_load``; past the last of ``count`` tokens its scale stands again. Attribute: first_column,
-    of the head dimension, whose granule the scale is of. Result: tensor<Mxf32>.
+    Operands: as of ``kv.tile_load``; tokens from ``count`` up repeat the last token's scale. Attribute: first_column
+    of the head dimension, in the granule whose scale is meant. Result: tensor<Mxf32>.
     """
 
     cache: Operand[Any]

@@ -188,13 +188,13 @@ class TileConfig:
             return (self.keys + self.value_columns) * self.rows // WARPGROUP + self.keys * self.rows // (2 * WARPGROUP)
         held = self.columns // 4 if self.instruction == MMA and self.query_in_registers else 0
         weights = self.keys * self.itemsize // 8
-        if self.beside:
+        if self.weights_overlap:
             weights *= 2
         fresh = columns_at_a_time(self.value_columns) // 2 if self.narrow else 0
         return (self.keys // 2 + weights + self.value_columns // 2 + fresh) // self.column_groups + held
 
     @property
-    def beside(self) -> bool:
+    def weights_overlap(self) -> bool:
         """Whether the weights of one tile are converted while products read the weights of the tile before."""
         return self.instruction == WGMMA and self.overlap and not self.one_wait
 
@@ -261,7 +261,7 @@ class TileConfig:
         """The type of weights and converted values: f16 for 8-bit floats, all of which it represents exactly.
 
         A pair of e4m3 converts to f16 in one instruction, to bf16 in four, and f16 weights have three more bits of
-        precision. Weights are at most 2^8; those below 2^-24 are negligible beside a weight of 1.
+        precision. Weights are at most 2^8; those below 2^-24 are negligible next to a weight of 1.
         """
         spec, query = self.case.spec, self.case.query
         exact = spec.dtype in (f8e4m3, f8e5m2) and not spec.quantized
@@ -377,7 +377,7 @@ def why_not_stored(config: TileConfig) -> str | None:
 def why_not_split(config: TileConfig) -> str | None:
     """Why two warpgroups cannot share columns; None where they can."""
     if config.instruction != WGMMA or config.itemsize != 2 or config.stored_keys or config.ping_pong or config.swapped:
-        return "products are wgmma's, of 64 rows and 16-bit elements, and warpgroups take no turns"
+        return "products are wgmma's, of 64 rows and 16-bit elements, and warpgroups do not alternate"
     each = config.keys // 2, config.value_columns // 2
     if any(n & (n - 1) or n < least for n, least in zip(each, (COLUMN_STEP, SWIZZLE // 2), strict=True)):
         return f"each has a power of two of keys and of 64 or more values, got {each[0]} and {each[1]}"
@@ -521,7 +521,7 @@ def chosen(case: Case, target: Target, schedule: Mapping[str, Any], by_user: boo
     for keys in range(_most_keys(case, target, {**wide, **given}), 0, -16):
         config = TileConfig(case, **{"keys": keys, **wide, **given})
         problem = why_not(config, target)
-        if "keys" in given or (problem is None and not (config.beside and config.registers > most_registers)):
+        if "keys" in given or (problem is None and not (config.weights_overlap and config.registers > most_registers)):
             break
     if problem is not None:
         raise ValueError(f"the {'block mask' if case.blocks else 'schedule'}'s {problem}")
@@ -614,11 +614,11 @@ def _converting(case: Case, given: dict[str, Any], schedule: Mapping[str, Any], 
     rows = most_rows(case, schedule)
     few = "rows" in given or (rows is not None and rows <= ROW_CLASSES[-1])
     by_three = "three_warpgroups_columns" if stored else "three_converted_columns"
-    four, beside_two = three | {"rows": 4 * WARPGROUP_ROWS}, three | {"producers": 2}
+    four, with_two_producers = three | {"rows": 4 * WARPGROUP_ROWS}, three | {"producers": 2}
     for found, pays in (
         (four, plain and stored and widest <= measured("four_warpgroups_columns", target)),
         (three, plain and widest <= measured(by_three, target)),
-        (beside_two, case.spec.quantized and turns),
+        (with_two_producers, case.spec.quantized and turns),
     ):
         if pays and not few and fits(found):
             return found | turns

@@ -118,7 +118,7 @@ def why_not_by_mma(schedule: Mapping[str, object]) -> str | None:
 def columns_at_a_time(columns: int) -> int:
     """The number of a product's columns that use fresh accumulators at a time (``promote-kv-sums``).
 
-    The largest for which two such products fit the registers beside scores and accumulators.
+    The largest for which two such products fit the registers next to scores and accumulators.
     """
     return max(n for n in (COLUMN_STEP, measured("promoted_columns")) if columns % n == 0)
 

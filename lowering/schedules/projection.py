@@ -14,7 +14,16 @@ from typing import Any
 
 from kvarn.dialect.schedules import PROJECTED, written
 from kvarn.lowering.kernels.base import Expansion
-from kvarn.lowering.kernels.projection import few, few_mma, few_stored, heads, tiles, whole, whole_mma, whole_tiles
+from kvarn.lowering.kernels.projection import (
+    full_k,
+    full_k_mma,
+    full_k_tiles,
+    heads,
+    stream_k,
+    stream_k_mma,
+    stream_k_stored,
+    tiles,
+)
 from kvarn.lowering.kernels.projection.common import Projection, constant_weight
 from kvarn.lowering.kernels.projection.groups import plain_case
 from kvarn.lowering.target import Target
@@ -25,7 +34,7 @@ FULL_K_BY_WGMMA = ("tile_columns", "rows", "atoms", "stages")
 STREAM_K_BY_WGMMA = ("rows", "atoms", "stages")
 
 
-def few_by_wgmma(case: Projection, target: Target) -> bool:
+def stream_k_by_wgmma(case: Projection, target: Target) -> bool:
     """Whether products of few tokens use wgmma: not with group scales, which use mma.sync on every target."""
     return target.has("wgmma") and case.scaling != "group"
 
@@ -39,14 +48,14 @@ def choose(op: Any, case: Projection, at: Expansion, kind: str) -> dict[str, Any
         If the given entries do not fit.
     """
     if kind == "full_k":
-        if whole.by_mma(case, at.schedule["max_tokens"]):
-            return _fields(whole_mma.chosen(case, at.schedule), FULL_K_BY_MMA)
-        return _fields(whole_tiles.chosen(case, at.schedule, at.target), FULL_K_BY_WGMMA)
-    if kind == "stream_k" and not few_by_wgmma(case, at.target):
-        stored = few_stored.chosen(op, case, few_mma.chosen(op, case, at), at)
+        if full_k.by_mma(case, at.schedule["max_tokens"]):
+            return _fields(full_k_mma.chosen(case, at.schedule), FULL_K_BY_MMA)
+        return _fields(full_k_tiles.chosen(case, at.schedule, at.target), FULL_K_BY_WGMMA)
+    if kind == "stream_k" and not stream_k_by_wgmma(case, at.target):
+        stored = stream_k_stored.chosen(op, case, stream_k_mma.chosen(op, case, at), at)
         return {"instruction": MMA if stored is None else WGMMA}
     if kind == "stream_k":
-        config = replace(few.chosen(case, at.schedule), constant=constant_weight(op, at))
+        config = replace(stream_k.chosen(case, at.schedule), constant=constant_weight(op, at))
         return {"instruction": WGMMA, "rows": config.rows, "atoms": config.atoms, "stages": config.stages(at.target)}
     if kind == "tile" and (names := _of_tiles(case, at.target)):
         config = tiles.chosen(plain_case(case), at.target, at.schedule)
@@ -67,9 +76,9 @@ def complete(case: Projection, at: Expansion) -> Mapping[str, Any]:
     """
     names: tuple[str, ...] = ()
     if at.kind == "full_k":
-        names = FULL_K_BY_MMA if whole.by_mma(case, at.schedule["max_tokens"]) else FULL_K_BY_WGMMA
+        names = FULL_K_BY_MMA if full_k.by_mma(case, at.schedule["max_tokens"]) else FULL_K_BY_WGMMA
     elif at.kind == "stream_k":
-        names = ("instruction", *(STREAM_K_BY_WGMMA if few_by_wgmma(case, at.target) else ()))
+        names = ("instruction", *(STREAM_K_BY_WGMMA if stream_k_by_wgmma(case, at.target) else ()))
     elif at.kind == "tile":
         names = _of_tiles(case, at.target)
     written(at.schedule, names)

@@ -217,22 +217,27 @@ class StagedBoxes:
         """
         columns = CHUNK // self.spec.dtype.itemsize
         chunks, groups = self.layout.columns // columns, self.threads // GROUP
-        beside = chunks_at_once(chunks, groups)
-        blocks = groups // beside  # blocks of eight rows that all threads convert per iteration
-        turns = cdiv(self.layout.rows, blocks * GROUP)
-        whole = turns * blocks * GROUP == self.layout.rows
-        together = next(m for m in (4, 3, 2, 1) if turns % m == 0)  # chunks that a thread loads before it converts them
+        chunks_per_iteration = chunks_at_once(chunks, groups)
+        blocks = groups // chunks_per_iteration  # blocks of eight rows that all threads convert per iteration
+        iterations = cdiv(self.layout.rows, blocks * GROUP)
+        whole = iterations * blocks * GROUP == self.layout.rows
+        together = next(
+            m for m in (4, 3, 2, 1) if iterations % m == 0
+        )  # chunks that a thread loads before it converts them
         place = self.memory + self.staged.stage_offset(slot)
         shift = (self.shifts + slot * 4).load(i32) if self.of_token else None
 
         def of_group(first: Any) -> None:
             group = Value((thread // GROUP).ir, i32, nonneg=True)
-            row0, chunk = (thread & (GROUP - 1)) + (group // beside) * GROUP, group % beside + first
+            row0, chunk = (
+                (thread & (GROUP - 1)) + (group // chunks_per_iteration) * GROUP,
+                group % chunks_per_iteration + first,
+            )
 
-            def some(turn: Any) -> None:
+            def some(iteration: Any) -> None:
                 held = []
                 for u in range(together):
-                    row = row0 + (turn + u) * (blocks * GROUP)
+                    row = row0 + (iteration + u) * (blocks * GROUP)
                     at = row if whole else kv_math.min(row, self.layout.rows - 1)
                     words = (place + self.staged.chunk_offset(at, chunk)).load(i32, CHUNK // 4)
                     held.append((row, [words[k] for k in range(CHUNK // 4)], self.factors(slot, at, chunk * columns)))
@@ -240,22 +245,22 @@ class StagedBoxes:
                     with contextlib.nullcontext() if whole else functional.when(row < self.layout.rows):
                         self.write(row, chunk, words, factors, tile, dtype, shift)
 
-            if turns == together:
+            if iterations == together:
                 some(0)
                 return
-            with functional.loop(0, ptx.unknown(turns), together) as turn:
+            with functional.loop(0, ptx.unknown(iterations), together) as iteration:
                 ptx.stay_rolled()
-                some(turn)
+                some(iteration)
 
         with (
             contextlib.nullcontext()
-            if blocks * beside == groups
-            else functional.when(thread // GROUP < blocks * beside)
+            if blocks * chunks_per_iteration == groups
+            else functional.when(thread // GROUP < blocks * chunks_per_iteration)
         ):
-            if beside == chunks:
+            if chunks_per_iteration == chunks:
                 of_group(0)
                 return
-            with functional.loop(0, ptx.unknown(chunks), beside) as first:
+            with functional.loop(0, ptx.unknown(chunks), chunks_per_iteration) as first:
                 ptx.stay_rolled()
                 of_group(first)
 

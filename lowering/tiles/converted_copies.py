@@ -23,7 +23,7 @@ from .cache_rows import load_width, place_in_pool, read_rope, read_row
 from .threads import scalar
 
 TOGETHER = 3  # chunks of a thread that are in flight at a time
-BESIDE = 4  # the same for columns next to another copy's, which have few chunks
+TOGETHER_CONCATENATED = 4  # the same for columns next to another copy's, which have few chunks
 
 Load = Callable[[Any, Any, Value], Any]  # (token, its page or None, column) to a chunk
 
@@ -72,7 +72,7 @@ def convert_rows(
             continue
         total = layout.rows * (columns[1] - columns[0]) // width
         of_thread = cdiv(total, threads)
-        many = max(m for m in range(1, (BESIDE if before else TOGETHER) + 1) if of_thread % m == 0)
+        many = max(m for m in range(1, (TOGETHER_CONCATENATED if before else TOGETHER) + 1) if of_thread % m == 0)
         with functional.loop(0, of_thread, many) as s:
             numbers = [thread + (s + u) * threads for u in range(many)]
             if total % threads:  # past the last chunk, the last one is copied again, which is harmless

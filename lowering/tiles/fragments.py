@@ -56,7 +56,7 @@ def why_not(op: Any, target: Target, by_tma: bool, threads: int) -> str | None:
     if copy not in ("tma", "cp_async"):
         return "its rows cannot be copied as they are stored"
     if by_tma and copy == "cp_async" and columns < SWIZZLE:  # the copies would take more instructions than are saved
-        return f"rows that cp.async copies must have {SWIZZLE} columns beside wgmma, got {columns}"
+        return f"rows that cp.async copies must have {SWIZZLE} columns with wgmma, got {columns}"
     if copy == "tma":
         box = types.tma_spec_of(op.descriptor.type)
         if box.form != "tiled" or box.swizzle != f"{SWIZZLE}B":

@@ -457,10 +457,10 @@ def store_registers(op: Any, layout: RegisterLayout, threads: Threads) -> None:
     column, first = layout.thread_offset(threads.lane, threads.warp)[1], stored_from(op)
     rank, stored = len(list(op.indices)) // len(list(op.masks)), stored_columns(op, layout.shape[1])
     places = {layout.register_offset(r): r for r in range(layout.registers)}
-    threads = threads.beside(layout)
+    threads = threads.split_like(layout)
     wide, step = buffer.dtype.bits == 32, 2 * BLOCK_COLUMNS * threads.across
     run = 2 if (0, 1) in layout.register_bases else 1  # neighbouring elements of a row that a thread has
-    beside = min((basis[1] for basis in layout.warp_bases if basis[1]), default=0)  # columns per stack
+    stack_columns = min((basis[1] for basis in layout.warp_bases if basis[1]), default=0)  # columns per stack
     for i, (row, mask) in enumerate(zip(layout.rows_a_thread, op.masks, strict=True)):
         indices = [scalar(x) for x in list(op.indices)[i * rank : (i + 1) * rank]]
         if wide:
@@ -468,8 +468,10 @@ def store_registers(op: Any, layout: RegisterLayout, threads: Threads) -> None:
             written = [(column + at, [values[places[row, at + u]] for u in range(run)]) for at in firsts]
         else:
             firsts = [at for at in layout.columns_a_thread if at < stored and at % (2 * BLOCK_COLUMNS) == 0]
-            written = _fours(values, places, row, firsts, threads, beside)
-        some = (stored % step or (beside > step and stored < layout.shape[1])) and (threads.across > 1 or not wide)
+            written = _fours(values, places, row, firsts, threads, stack_columns)
+        some = (stored % step or (stack_columns > step and stored < layout.shape[1])) and (
+            threads.across > 1 or not wide
+        )
         with functional.when(_bool(mask)):
             for at, held in written:
                 with functional.when(at < stored) if some else contextlib.nullcontext():
@@ -480,11 +482,11 @@ def store_registers(op: Any, layout: RegisterLayout, threads: Threads) -> None:
 
 def _fours(
     values: Sequence[ir.Value], places: dict[tuple[int, int], int], row: int, firsts: Sequence[int], threads: Threads,
-    beside: int,
+    stack_columns: int,
 ) -> list[tuple[Value, list[ir.Value]]]:  # fmt: skip
     """(column, elements) of the groups of four 16-bit neighbours that a thread writes of a row, one per 16 columns.
 
-    ``beside``: the columns from one stack of warps to the next.
+    ``stack_columns``: the columns from one stack of warps to the next.
 
     In an accumulator four lanes have two elements each of 8 columns. Neighbouring lanes exchange halves of two such
     blocks, so that four lanes write 32 bytes of a row, a full memory sector.
@@ -493,7 +495,7 @@ def _fours(
     odd, found = (lane & 1) == 1, []
     column = (lane & 1) * BLOCK_COLUMNS + ((lane >> 1) & 1) * 4
     if threads.across > 1:
-        column = column + threads.column_warp * beside
+        column = column + threads.column_warp * stack_columns
     for first in firsts:
         pairs = [[values[places[row, at + u]] for u in range(2)] for at in (first, first + BLOCK_COLUMNS)]
         low, high = (scalar(words(from_elements(pair))[0]) for pair in pairs)
@@ -519,7 +521,7 @@ def stage_tile(value: ir.Value, tile: ir.Type, place: Pointer, layout: SharedLay
     if is_transposed(tile):
         stage_transposed(words(value), place, layout, threads)
     else:
-        stage_registers(value, place, layout, threads.beside(register_layout(tile)))
+        stage_registers(value, place, layout, threads.split_like(register_layout(tile)))
 
 
 def stage_transposed(fragments: list[ir.Value], place: Pointer, layout: SharedLayout, threads: Threads) -> None:

@@ -168,7 +168,7 @@ def _parts(values: list[Value]) -> tuple[list[Value], list[Value]]:
 def store(fragments: list[ir.Value], place: Pointer, layout: SharedLayout, threads: Threads) -> None:
     """Store a warp's words of a tile to shared memory by ordinary stores, for targets without stmatrix."""
     across, stacks = threads.across, layout.rows // (ROWS * threads.stack)
-    chunks = layout.columns // (8 * across)  # of this warp, two beside each other
+    chunks = layout.columns // (8 * across)  # of this warp, two adjacent ones
     for r in range(stacks):
         for u in range(2):
             row = (threads.row_warp + r * threads.stack) * ROWS + (threads.lane >> 2) + 8 * u

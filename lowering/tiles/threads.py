@@ -41,7 +41,7 @@ class Threads:
         Whether products read shared memory through the async proxy, as wgmma does.
     across : int
         Stacks of warps (warps with different rows) that divide the columns of tiles; for a kernel the most of any tile
-        (:meth:`beside`).
+        (:meth:`split_like`).
     whole : bool
         Whether every warpgroup reads all rows of a tile in shared memory, as for operand B.
     """
@@ -76,7 +76,7 @@ class Threads:
         """Consumer warps."""
         return 4 * self.consumers
 
-    def beside(self, layout: RegisterLayout) -> Threads:
+    def split_like(self, layout: RegisterLayout) -> Threads:
         """The same threads with the division of warps of one tile."""
         return replace(self, across=layout.warps_along(COLUMN))
 

@@ -24,11 +24,11 @@ TOGETHER = 16  # columns per lane: 16 bytes of each term
 
 
 def split_rows(
-    place: Pointer, layout: SharedLayout, units: Pointer, threads: Threads, shift: Value | None
+    place: Pointer, layout: SharedLayout, powers: Pointer, threads: Threads, shift: Value | None
 ) -> list[Value]:
-    """Replace a tile by its two terms, each warp for its 16 rows; returns the units of this thread's two rows.
+    """Replace a tile by its two terms, each warp for its 16 rows; returns the powers of this thread's two rows.
 
-    ``units``: shared memory for one f32 per row; ``shift``: columns by which the tile is moved up, a multiple of 8.
+    ``powers``: shared memory for one f32 per row; ``shift``: columns by which the tile is moved up, a multiple of 8.
     """
     columns = columns_of_term(layout.columns)
     terms = SharedLayout(layout.rows, 2 * columns, 1, layout.swizzle)
@@ -45,7 +45,7 @@ def split_rows(
             held = (place + layout.chunk_offset(row, where(exists, chunk, 0))).load(i32, CHUNK // 4)
             words += [where(exists, held[i], 0) for i in range(CHUNK // 4)]
         most = gpu.warp_reduce(two_terms.largest(bf16, words), "max", lanes)
-        factor, unit = two_terms.powers_of(most)
+        factor, power = two_terms.powers_of(most)
         both = two_terms.terms_of(two_terms.scaled(words, factor))
         ptx.syncwarp()
         with functional.when(part < parts):
@@ -53,7 +53,7 @@ def split_rows(
                 to = terms.chunk_offset(row, number * parts + part)
                 (place + to).store(vector(i32, term))
         with functional.when(part == 0):
-            (units + row * f32.itemsize).store(unit)
+            (powers + row * f32.itemsize).store(power)
     sync_for_products(threads)
     held = threads.warp * WARP_ROWS + (threads.lane >> 2)
-    return [(units + (held + 8 * u) * f32.itemsize).load(f32) for u in range(2)]
+    return [(powers + (held + 8 * u) * f32.itemsize).load(f32) for u in range(2)]

@@ -132,7 +132,7 @@ def _reduce(op: Any, d: Distribution) -> ir.Value:
     if str(ir.VectorType(op.source.type).element_type) != "f32":
         fail(op, "reduces elements that are not f32, which GPUs do not do here: reduce kv.f32(x)")
     layout = register_layout(op.operation.attributes["kv.tile"].value)
-    fold = tile_exchange.fold_of(op, op.axis.value, d.threads.beside(layout))
+    fold = tile_exchange.fold_of(op, op.axis.value, d.threads.split_like(layout))
     places = layout.place_registers(fold.kept)
     if WEIGHTS in op.operation.attributes:
         return _sum_and_convert(op, d, places, len(layout.rows_a_thread))
@@ -203,9 +203,9 @@ def _share(op: Any, d: Distribution) -> ir.Value:
 def _terms(op: Any, d: Distribution) -> list[ir.Value]:
     layout = d.columns_of[op.operation.results[0]]
     with ir.InsertionPoint.at_block_begin(d.body):
-        units = Pointer(ops.alloc_shared(layout.rows * f32.itemsize, CHUNK), SHARED_SPACE)
+        powers = Pointer(ops.alloc_shared(layout.rows * f32.itemsize, CHUNK), SHARED_SPACE)
     shift = None if op.shift is None else Value(op.shift, i32)
-    found = tile_terms.split_rows(Pointer(op.source, SHARED_SPACE), layout, units, d.threads, shift)
+    found = tile_terms.split_rows(Pointer(op.source, SHARED_SPACE), layout, powers, d.threads, shift)
     return [op.source, from_elements([x.ir for x in found])]
 
 

@@ -5,7 +5,7 @@ func.func @tile_terms(%q: tensor<64x64xf16>, %q2: tensor<64x80xbf16>, %q3: tenso
   "kv.tile_terms"(%q) {operandSegmentSizes = array<i32: 1, 0>} : (tensor<64x64xf16>) -> (tensor<64x128xf8E4M3FN>, tensor<64xf32>)
   // expected-error @below {{'kv.tile_terms' op the terms must be 64 x 192 x f8E4M3FN, got tensor<64x160xf8E4M3FN>}}
   "kv.tile_terms"(%q2) {operandSegmentSizes = array<i32: 1, 0>} : (tensor<64x80xbf16>) -> (tensor<64x160xf8E4M3FN>, tensor<64xf32>)
-  // expected-error @below {{'kv.tile_terms' op the units must be 64 x f32, got tensor<128xf32>}}
+  // expected-error @below {{'kv.tile_terms' op the powers must be 64 x f32, got tensor<128xf32>}}
   "kv.tile_terms"(%q3) {operandSegmentSizes = array<i32: 1, 0>} : (tensor<64x64xbf16>) -> (tensor<64x128xf8E4M3FN>, tensor<128xf32>)
   return
 }

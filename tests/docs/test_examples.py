@@ -19,8 +19,6 @@ from pathlib import Path
 import pytest
 from reference.pages import FENCE, PAGES, ROOT, blocks, name_of, program
 
-from kvarn.tools import cli
-
 PRINTED = {"docs/tutorial/5-a-bug.md": "look-ahead is the first pass"}
 EXAMPLES = ("scale_keys", "copy_convert", "rms_norm_keys", "observed_tokens")
 
@@ -107,15 +105,20 @@ def test_a_page_shows_an_example_as_it_is(page, example):
 
 
 @pytest.mark.whole
-def test_commands_print_what_the_page_shows(monkeypatch, capsys):
+def test_commands_print_what_the_page_shows():
     """Lines that begin with ``$``, in the folder of the page's files; registers are those of the assembler at hand."""
-    monkeypatch.chdir(ROOT / "examples" / "debugging")
     text = re.sub(r"\\\n\s*", " ", (ROOT / "docs" / "debugging.md").read_text(encoding="utf-8"))
     found = re.findall(r"^    \$ kvarn (.*)\n((?:    (?!\$).*\n)+)", text, re.M)
     assert [command.split()[0] for command, _ in found] == ["explain", "ablate", "bisect"]
     for command, shown in found:
-        cli.main(shlex.split(command))
-        printed = [line.split() for line in capsys.readouterr().out.splitlines()]
+        run = [
+            sys.executable,
+            "-c",
+            "import sys; from kvarn.tools import cli; sys.exit(cli.main())",
+            *shlex.split(command),
+        ]
+        done = subprocess.run(run, capture_output=True, text=True, cwd=ROOT / "examples" / "debugging")
+        printed = [line.split() for line in done.stdout.splitlines()]
         for line in shown.splitlines():
             words = line.split() if "[ptxas]" not in line else []
             if command.startswith("ablate"):

@@ -206,6 +206,23 @@ def test_schedule_entries_that_a_page_shows_are_known(path):
         assert set(ast.literal_eval(text.replace(", ...", ""))) <= known, f"{name_of(path)}: {text}"
 
 
+def test_the_ir_of_the_tile_level_is_that_of_attention(tmp_path):
+    """Operations that the page shows are, with their attributes, in what the pass leaves; types are shortened."""
+    specs = "query=buffer(bf16, (none, 32, 128))", "collection=paged(bf16, num_heads=8, head_size=128, page_size=16)"
+    file = tmp_path / "attention.mlir"
+    command = ["compile", "--op=attention", "--target=sm_90a", "--emit=kv", "-o", str(file)]
+    assert cli.main([*command, *(f"--spec={spec}" for spec in specs)]) == 0
+    stages = kv.compile(file.read_text(), target="sm_90a").stages
+    text, name, shown = (ROOT / "docs" / "tile-level.md").read_text(), "simplify-kernels", 0
+    for found in re.finditer(r"\*\*`([a-z-]+)`\*\*|```mlir\n(.*?)```", text, re.S):
+        name = found[1] or name
+        for op, attributes in re.findall(r'("kv\.\w+")\([^)]*\)(?: (\{[^}]*\}))?', found[2] or ""):
+            pattern = re.escape(op) + r"\([^)]*\)" + (f" {re.escape(attributes)}" if attributes else "")
+            assert re.search(pattern, stages[name]), f"{name}: {op} {attributes}"
+            shown += 1
+    assert shown > 20
+
+
 def test_every_kind_of_statement_that_is_checked_stands_on_some_page():
     """A pattern that matches nothing would test nothing."""
     every = [span for path in HAND_WRITTEN for span in spans(path)]

@@ -313,7 +313,7 @@ def test_an_invariant_sequence_has_the_same_kernel_in_any_batch():
     assert free == {"decode", "tile"}
     assert kept == {"tile"}
     with pytest.raises(
-        ValueError, match="batch_invariant cannot be kept: fewer sequences have a kernel of kind decode"
+        ValueError, match="batch_invariant cannot be guaranteed: fewer sequences have a kernel of kind decode"
     ):
         chosen({"max_queries": 1, "max_batch": 1 << 20, "batch_invariant": True}, 8, 8)
 

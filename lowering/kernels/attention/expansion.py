@@ -135,7 +135,7 @@ def few_rows(case: Case, place: Place, listed: bool = False) -> bool:
 
 
 def few_queries(case: Case, place: Place) -> int:
-    """The most new tokens of sequences that a kernel of kind decode has, beside a kernel for the others; 0: none.
+    """The most new tokens of sequences that a kernel of kind decode has, next to a kernel for the others; 0: none.
 
     For batches whose sequences have any number of new tokens; with one sequence its rows decide the kernel.
     """
@@ -195,8 +195,8 @@ def kind_of(op: Any, at: Expansion, case: Case) -> str:
             return "decode"
         if place.invariant and not decode_problems(case, place, 1):
             raise ValueError(
-                f"batch_invariant cannot be kept: fewer sequences have a kernel of kind decode, which {problems[0]}; "
-                "choose a kind"
+                "batch_invariant cannot be guaranteed: fewer sequences have a kernel of kind decode, which "
+                f"{problems[0]}; choose a kind"
             )
     return "simt" if tile_schedule.problems(case, at.target, place.row_alignment) else "tile"
 

@@ -17,7 +17,7 @@ from kvarn import dsl as kv
 from kvarn.dialect.dtypes import f8e4m3, f32
 from kvarn.dialect.ops.projection import BLOCK
 from kvarn.dialect.schedules import OPERATIONS
-from kvarn.lowering.schedules.projection import complete, few_by_wgmma
+from kvarn.lowering.schedules.projection import complete, stream_k_by_wgmma
 from kvarn.lowering.schedules.tables import measured
 from kvarn.lowering.tiles.ir import MMA, WGMMA
 
@@ -25,14 +25,14 @@ from .. import expands
 from ..base import Expansion
 from ..common import WARP, Group, Rows, row_alignment, vector_width
 from . import (
-    few as projection_few,
-    few_mma as projection_few_mma,
-    few_stored as projection_few_stored,
+    full_k as projection_full_k,
+    full_k_mma as projection_full_k_mma,
+    full_k_tiles as projection_full_k_tiles,
     heads as projection_heads,
+    stream_k as projection_stream_k,
+    stream_k_mma as projection_stream_k_mma,
+    stream_k_stored as projection_stream_k_stored,
     tiles as projection_tiles,
-    whole as projection_whole,
-    whole_mma as projection_whole_mma,
-    whole_tiles as projection_whole_tiles,
 )
 from .common import Projection, Scales, divisor, finish, scaled, scaled_tile, wgmma_problems
 from .groups import plain_case, with_floats, with_values
@@ -132,17 +132,17 @@ def kind_of(op: Any, at: Expansion, case: Projection) -> str:
         If the given kind does not support the case.
     """
     kind, tokens = at.schedule.get("kind"), at.schedule.get("max_tokens")
-    alignment, by_wgmma = row_alignment(op), few_by_wgmma(case, at.target)
+    alignment, by_wgmma = row_alignment(op), stream_k_by_wgmma(case, at.target)
     if by_wgmma:
-        few = wgmma_problems(case, at.target, alignment)
+        of_stream_k = wgmma_problems(case, at.target, alignment)
     else:
-        stored = projection_few_mma.stored_weight(op, at, case)
-        few = projection_few_mma.problems(case, stored, at.target, alignment)
-    if tokens is None or tokens > projection_few.TOKENS[-1]:
-        few.append(f"needs max_tokens of at most {projection_few.TOKENS[-1]}, got {tokens}")
-    whole = projection_whole.problems(op, case, at)
+        stored = projection_stream_k_mma.stored_weight(op, at, case)
+        of_stream_k = projection_stream_k_mma.problems(case, stored, at.target, alignment)
+    if tokens is None or tokens > projection_stream_k.TOKENS[-1]:
+        of_stream_k.append(f"needs max_tokens of at most {projection_stream_k.TOKENS[-1]}, got {tokens}")
+    of_full_k = projection_full_k.problems(op, case, at)
     of_tiles = projection_tiles.problems(plain_case(case), at.target, alignment)
-    why = {"stream_k": few, "full_k": whole, "tile": of_tiles}
+    why = {"stream_k": of_stream_k, "full_k": of_full_k, "tile": of_tiles}
     if kind is not None:
         for problem in why.get(kind, ()):
             raise ValueError(f"a schedule of kind {kind} {problem}")
@@ -150,11 +150,11 @@ def kind_of(op: Any, at: Expansion, case: Projection) -> str:
     if at.target.is_host:
         return "host"
     declared = OPERATIONS[op.operation.name]
-    of_whole = at.schedule.keys() <= set(declared.names(declared.kind("full_k")))
-    if by_wgmma and not whole and of_whole and tokens <= measured("full_k_tokens", at.target):
+    entries_fit = at.schedule.keys() <= set(declared.names(declared.kind("full_k")))
+    if by_wgmma and not of_full_k and entries_fit and tokens <= measured("full_k_tokens", at.target):
         return "full_k"
     best = measured("stream_k_tokens", at.target)[WGMMA if by_wgmma else MMA]
-    if not by_wgmma and projection_few_stored.takes(op, case, at):
+    if not by_wgmma and projection_stream_k_stored.takes(op, case, at):
         best = measured("stream_k_stored_tokens", at.target)
     first = "stream_k" if tokens is not None and tokens <= best else "tile"
     return next((kind for kind in (first, "tile", "stream_k") if not why[kind]), "simt")
@@ -162,13 +162,13 @@ def kind_of(op: Any, at: Expansion, case: Projection) -> str:
 
 def launch_few(op: Any, case: Projection, at: Expansion) -> None:
     """Launch the product of few tokens with a weight that is converted in registers, and the finishing kernel."""
-    config, given = projection_few_mma.chosen(op, case, at), op
-    op, scales, minima = projection_few_mma.converted(op, config, at)
+    config, given = projection_stream_k_mma.chosen(op, case, at), op
+    op, scales, minima = projection_stream_k_mma.converted(op, config, at)
     if at.schedule["instruction"] == WGMMA:
-        by_wgmma = projection_few_stored.configured(given, config, at)
-        projection_few_stored.launch(op, given, by_wgmma, scales, minima, at)
+        by_wgmma = projection_stream_k_stored.configured(given, config, at)
+        projection_stream_k_stored.launch(op, given, by_wgmma, scales, minima, at)
     else:
-        projection_few_mma.launch(op, given, config, scales, minima, at)
+        projection_stream_k_mma.launch(op, given, config, scales, minima, at)
 
 
 @expands("kv.project_append", "kv.project_append_padded")
@@ -176,18 +176,18 @@ def project_append(op: Any, at: Expansion) -> None:
     case = Projection.of(op, at)
     schedule = complete(case, at)
     if at.kind == "full_k":
-        if projection_whole.by_mma(case, schedule["max_tokens"]):
-            projection_whole_mma.launch(op, projection_whole_mma.configured(case, schedule), at)
+        if projection_full_k.by_mma(case, schedule["max_tokens"]):
+            projection_full_k_mma.launch(op, projection_full_k_mma.configured(case, schedule), at)
         else:
-            projection_whole_tiles.launch(op, projection_whole_tiles.chosen(case, schedule, at.target), at)
+            projection_full_k_tiles.launch(op, projection_full_k_tiles.chosen(case, schedule, at.target), at)
         return
-    if at.kind == "stream_k" and not few_by_wgmma(case, at.target):
+    if at.kind == "stream_k" and not stream_k_by_wgmma(case, at.target):
         launch_few(op, case, at)
         return
     if case.scaling == "group":
         op, case = with_values(op, at, "x", "weight"), plain_case(case)
     if at.kind == "stream_k":
-        projection_few.launch(op, projection_few.chosen(case, schedule), at)
+        projection_stream_k.launch(op, projection_stream_k.chosen(case, schedule), at)
         return
     if at.kind == "tile":
         by_mma = projection_tiles.instruction_for(case, at.target) == MMA

@@ -2,7 +2,7 @@
 """Operands with scales per group of K: their formats, and their dequantized values in a workspace.
 
 :func:`dequantized` writes the values of the weight, and of quantized tokens, in the type of the products, which every
-product kernel can then read. For few tokens a kernel reads the unconverted weight instead (projection/few_mma.py).
+product kernel can then read. For few tokens a kernel reads the unconverted weight instead (projection/stream_k_mma.py).
 """
 
 from __future__ import annotations

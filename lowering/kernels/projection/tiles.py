@@ -64,7 +64,7 @@ class Config(Warpgroups):
         Stages of k-steps in shared memory.
     instruction : {"wgmma", "mma.sync"}
     constant : bool
-        As in ``projection_few.Config``.
+        As in ``projection_stream_k.Config``.
     most : int
         The number of tokens, if one tile has all of them; otherwise 0.
     """
@@ -87,8 +87,8 @@ class Config(Warpgroups):
 
         8-bit products are faster with all registers.
         """
-        beside = self.instruction == WGMMA and self.columns <= 192 and self.case.x.bits == 16
-        return MOST_REGISTERS if beside else None
+        leaves_room = self.instruction == WGMMA and self.columns <= 192 and self.case.x.bits == 16
+        return MOST_REGISTERS if leaves_room else None
 
     @property
     def box(self) -> int:
@@ -114,8 +114,8 @@ class Config(Warpgroups):
             SharedLayout(n, self.step, self.case.x.itemsize, SWIZZLE, self.stages).bytes
             for n in (self.rows, self.columns)
         )
-        beside = 0 if self.registers is None else FINISH_BYTES
-        return operands + SharedLayout(self.rows, self.columns, 2, SWIZZLE).bytes + BARRIERS_BYTES + beside
+        finish = 0 if self.registers is None else FINISH_BYTES
+        return operands + SharedLayout(self.rows, self.columns, 2, SWIZZLE).bytes + BARRIERS_BYTES + finish
 
 
 def problems(case: Projection, target: Target, alignment: int) -> list[str]:

@@ -86,7 +86,7 @@ class IndexHeads:
     q_gamma: Any
     k_gamma: Any
 
-    def beside(self, a: Arguments) -> Arguments:
+    def arguments_of(self, a: Arguments) -> Arguments:
         """The arguments with the indexer's heads in place of the attention's."""
         return replace(a, **{f.name: getattr(self, f.name) for f in fields(self)})
 
@@ -269,7 +269,7 @@ def dual_kernel(rotation: InPlaceRotation, index: InPlaceRotation) -> Any:
         if kv.block_id.y == 0:
             rotation.ragged(a)
         else:
-            index.ragged(heads.beside(a))
+            index.ragged(heads.arguments_of(a))
 
     return qk_norm_dual
 

@@ -176,7 +176,7 @@ def together(
 def rope_together_kernel(
     spec: CacheSpec, work: Work, q: HeadRotation, k: HeadRotation, v: Share, rows: Rows, early: bool
 ) -> Any:
-    """The kernel for the result of :func:`together`."""
+    """The kernel whose threads process all of their items at once, as :func:`together` divides them."""
     alike = v.width % q.share.per_head == 0
 
     @kv.kernel

@@ -409,7 +409,7 @@ def _positive(value: ir.Value) -> bool:
     if op.name == "arith.constant" or op.name == "tensor.splat":
         found = of(value)
         return found.op == "number" and found.of[0] > 0 if op.name == "arith.constant" else _positive(op.operands[0])
-    if op.name == "kv.tile_terms":  # its units are powers of two
+    if op.name == "kv.tile_terms":  # its factors are powers of two
         return value == op.results[1]
     if op.name == "arith.mulf":
         return all(map(_positive, op.operands))

@@ -244,8 +244,8 @@ def key() -> str | None:
 def identity(settings: Settings) -> Any:
     """A key that distinguishes settings in this process; a pass without a digest is identified by object identity."""
     inserted = tuple(
-        (beside, after, tuple((text, step.given if digest is None else digest) for text, digest, step in steps))
-        for beside, after, steps in ((i.beside, i.after, _steps(i)) for i in settings.inserted)
+        (anchor, after, tuple((text, step.given if digest is None else digest) for text, digest, step in steps))
+        for anchor, after, steps in ((i.anchor, i.after, _steps(i)) for i in settings.inserted)
     )
     return (
         tuple(sorted(settings.disable)),

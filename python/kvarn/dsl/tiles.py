@@ -162,8 +162,8 @@ def two_terms(x: Tile, shift: Any = None) -> tuple[Tile, Tile]:
     """
     if not isinstance(x, Tile) or len(x.shape) != 2 or 1 in x.shape or x.dtype is not bf16:
         raise TypeError(f"kv.two_terms takes a matrix tile of bf16, got {describe(x)}")
-    terms, units = ops.tile_terms(x.ir, None if shift is None else as_value(shift, i32, "shift").ir)
-    return Tile(terms, f8e4m3, tuple(ir.RankedTensorType(terms.type).shape)), Tile(units, f32, x.shape[:1])
+    terms, powers = ops.tile_terms(x.ir, None if shift is None else as_value(shift, i32, "shift").ir)
+    return Tile(terms, f8e4m3, tuple(ir.RankedTensorType(terms.type).shape)), Tile(powers, f32, x.shape[:1])
 
 
 def concatenate(left: Tile, right: Tile) -> Tile:

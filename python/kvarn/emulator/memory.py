@@ -29,7 +29,7 @@ class Marks:
         self.read, self.written = np.zeros(high - low, np.uint16), np.zeros(high - low, np.uint16)
 
     def of_words(self, size: int) -> np.ndarray:
-        """Those of reads by words of ``size`` bytes [words, size]."""
+        """The numbers of the kernels that last read each byte, by words of ``size`` bytes: [words, size]."""
         return self.read[: len(self.read) // size * size].reshape(-1, size)
 
     def take(self, other: Marks) -> None:

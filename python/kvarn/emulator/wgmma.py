@@ -172,7 +172,7 @@ class Products:
         """The accumulators of a product, which owns them from now on; ``places``: their registers, numbered from 0."""
         t, warp, names = self.block, int(lanes[0]) // WARP, list(places)
         known = self.flying.get(names[0], {}).get(warp) if adds else None
-        if known is not None and known.names == places:  # those of the product before
+        if known is not None and known.names == places:  # the accumulators of the product before
             return known
         for name in names if not adds else ():  # earlier accumulators there must have been renamed
             if warp in self.flying.get(name, {}):
@@ -187,8 +187,8 @@ class Products:
             wrong = next((f for f in found if f is not None), None)
             if wrong is not None:
                 raise EmulationError(
-                    f"{i.short}: its accumulators are only a part of those, or of another shape than those, of a "
-                    f"product under way: {_named(wrong.products[-1].instruction)}"
+                    f"{i.short}: its accumulators overlap a product in flight, and are not the same registers: "
+                    f"{_named(wrong.products[-1].instruction)}"
                 )
             values = np.zeros((16, 2 * len(names)), np.float32)
             if adds:

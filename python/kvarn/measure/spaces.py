@@ -138,8 +138,8 @@ class TileSpace:
             if tile_schedule.TileConfig(self.case).converts:
                 axes |= {"producers": (1, 2, 3), "staging_stages": (2, 4)}
             by_mma = {**best, **tile_schedule.BY_MMA, "keys": min(best["keys"], measured("keys_by_mma"))}
-            beside = ({**best, "parts": n} for n in (2, 3)), ({**best, "split_columns": True, "rows": 64},)
-            return itertools.chain(_product(best, axes), [by_mma | {"producers": 1, "staging_stages": 2}], *beside)
+            others = ({**best, "parts": n} for n in (2, 3)), ({**best, "split_columns": True, "rows": 64},)
+            return itertools.chain(_product(best, axes), [by_mma | {"producers": 1, "staging_stages": 2}], *others)
         return _product(best, {"splits": (0, 1, 2, 3, 4, 8, 16, 32)})
 
     def _of_extents(self, best: Mapping[str, int], axes: Mapping[str, Sequence[int]]) -> Iterator[Schedule]:

@@ -114,7 +114,7 @@ class Ranks:
     def _launched(self, launch: Callable[[], Any], what: str, among: Sequence[int] | None = None) -> Any:
         self._count += 1
         now = time.monotonic()
-        if now - self._last > self._patience:  # a late rank may find the others' data, and the others gone
+        if now - self._last > self._patience:  # a late rank may find the data of ranks that have given up
             self._raise_verdict(what)
         self._last = now
         try:

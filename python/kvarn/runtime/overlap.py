@@ -274,9 +274,9 @@ class Apart:
 class ReadOnly:
     """The rule of every kernel: what its code takes for read-only is not written through another argument.
 
-    Loads of such memory go by the read-only path of a GPU, and before or after any store: those of
-    ``kv.ReadOnlyBuffer``, of elements of a type that the kernel writes nowhere, and of lengths and tables of caches. Of
-    other arguments the code takes nothing for granted: they may share memory, as in CUDA.
+    Loads of such memory use a GPU's read-only path and may move across stores. Such memory is a ``kv.ReadOnlyBuffer``,
+    elements of a type that the kernel writes nowhere, and lengths and tables of caches. Other arguments may share
+    memory, as in CUDA.
     """
 
     def __init__(self, name: str, args: Sequence[Arg]) -> None:

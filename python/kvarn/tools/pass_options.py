@@ -80,10 +80,10 @@ def passes_of(options: argparse.Namespace) -> Mapping[str, list[str]]:
     found: dict[str, list[str]] = {}
     for where in ("after", "before"):
         for text in getattr(options, f"insert_{where}"):
-            beside, equals, name = text.partition("=")
-            if not equals or not beside or not name:
+            anchor, equals, name = text.partition("=")
+            if not equals or not anchor or not name:
                 raise ValueError(f"--insert-{where} takes PASS=NAME, such as hoist-kv-lookups=my-pass, got {text!r}")
-            found.setdefault(f"{where}:{beside}", []).append(name)
+            found.setdefault(f"{where}:{anchor}", []).append(name)
     return found
 
 

@@ -24,8 +24,18 @@ from kvarn.lowering.tiles.ir import BARRIER_BYTES, BARRIERS_BYTES, SWIZZLE, WARP
 from ..base import Expansion
 from ..common import BYTES, THREADS, advance, begin, row_alignment, starts_early
 from .common import STEPS_OF_ATOM, Projection, prefetch_maps
-from .few import FINISH_BYTES, finish_partials, part_of
-from .few_mma import COLUMNS, LANES, ROWS, WARPS, Config as OfMma, factors_of, problems, stored_weight, weight_pairs
+from .stream_k import FINISH_BYTES, finish_partials, part_of
+from .stream_k_mma import (
+    COLUMNS,
+    LANES,
+    ROWS,
+    WARPS,
+    Config as OfMma,
+    factors_of,
+    problems,
+    stored_weight,
+    weight_pairs,
+)
 
 MOST_TOKENS = 128  # per block, whose accumulators leave registers for the conversion
 PANELS, STAGES = 8, 10  # the most panels of tokens, and stages of the weight, in shared memory

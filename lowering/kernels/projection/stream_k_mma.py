@@ -1,11 +1,11 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """kv.project_append for few tokens by mma.sync, over an unconverted weight: kind ``stream_k`` without wgmma.
 
-As in projection/few.py, the weight has the rows, stream-K divides the tiles' k-steps evenly among blocks, and a second
-kernel adds partial results and writes heads. A thread loads 16 bytes of each of two rows, those of the next steps while
-it multiplies, and converts 8-bit and 4-bit elements in registers to fragments of operand A. Any permutation of K is
-correct if both operands share it, so a thread's elements are neighbours: its loads need no exchange, and its elements
-are in few scale groups. cp.async copies the tokens to shared memory.
+As in projection/stream_k.py, the weight has the rows, stream-K divides the tiles' k-steps evenly among blocks, and a
+second kernel adds partial results and writes heads. A thread loads 16 bytes of each of two rows, those of the next
+steps while it multiplies, and converts 8-bit and 4-bit elements in registers to fragments of operand A. Any permutation
+of K is correct if both operands share it, so a thread's elements are neighbours: its loads need no exchange, and its
+elements are in few scale groups. cp.async copies the tokens to shared memory.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ from kvarn.lowering.tiles.ir import WARP
 from ..base import Expansion
 from ..common import BYTES, begin, starts_early
 from .common import Projection
-from .few import TOKENS, Config as Few, finish_partials, part_of
 from .groups import Stored, plain_case, plain_weight, with_floats, with_values
+from .stream_k import TOKENS, Config as StreamK, finish_partials, part_of
 from .tiles import multiplied_by_mma
 
 WARPS = 8
@@ -43,7 +43,7 @@ WITHIN = {bf16: (bf16, f8e4m3, f8e8m0), f16: (f16, f8e4m3)}
 class Config:
     """What the kernel is specialised for: the products of kind ``stream_k`` over a weight as it is ``stored``."""
 
-    few: Few
+    few: StreamK
     stored: Stored
 
     @property
@@ -112,7 +112,7 @@ def chosen(op: Any, case: Projection, at: Expansion) -> Config:
     stored, plain = stored_weight(op, at, case), multiplied(case)
     tokens = next(n for n in TOKENS if n >= at.schedule["max_tokens"])
     step = LANES * elements_of(stored)
-    return Config(Few(plain, tokens, rows=WARPS * ROWS, step_of=step), stored)
+    return Config(StreamK(plain, tokens, rows=WARPS * ROWS, step_of=step), stored)
 
 
 @kv.func

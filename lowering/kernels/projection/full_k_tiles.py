@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """kv.project_append in one kernel by wgmma: kind ``full_k`` where mma.sync has too few registers.
 
-Blocks have units of 16 columns, and all of K for them, as in projection/whole.py. Tokens are operand A, 64 rows per
+Blocks have units of 16 columns, and all of K for them, as in projection/full_k.py. Tokens are operand A, 64 rows per
 warpgroup; rows of the weight are operand B without conversion. Boxes of 8 rows are swizzle atoms, so a tile can consist
 of units from anywhere in the weight. After the last k-step all warps write heads.
 """
@@ -32,7 +32,7 @@ from .common import (
     scaled,
     table_of,
 )
-from .whole import ANGLE_BYTES, FULL, HALF, UNIT, Units, tile_for, units_of
+from .full_k import ANGLE_BYTES, FULL, HALF, UNIT, Units, tile_for, units_of
 
 RASTER = 2048  # tokens whose tiles visit all columns together, so that they stay in the L2
 BOX = 32  # the most tokens per box; boxes without tokens are skipped
@@ -48,7 +48,7 @@ TOGETHER = 4  # units of a thread whose angles are loaded at one time
 
 @dataclass(frozen=True)
 class Config:
-    """As ``projection_whole.Config``; ``atoms``: swizzle atoms of a row per k-step."""
+    """As ``projection_full_k.Config``; ``atoms``: swizzle atoms of a row per k-step."""
 
     case: Projection
     tokens: int

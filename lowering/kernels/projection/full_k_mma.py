@@ -23,7 +23,7 @@ from kvarn.lowering.tiles.ir import WARP
 from ..base import Expansion
 from ..common import BYTES, begin, starts_early
 from .common import ProductArguments, Projection, Scales, constant_weight, look_up, scaled, table_of
-from .whole import ANGLE_BYTES, HALF, MMA_TOKENS, UNIT, Units, tile_for, units_of
+from .full_k import ANGLE_BYTES, HALF, MMA_TOKENS, UNIT, Units, tile_for, units_of
 
 LANES = 4  # lanes that share a row
 COLUMNS = 8  # tokens per product
@@ -49,7 +49,7 @@ class Config:
     warps : int
         Warps that multiply.
     constant : bool
-        As in ``projection_few.Config``.
+        As in ``projection_stream_k.Config``.
     """
 
     case: Projection

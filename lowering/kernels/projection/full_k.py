@@ -7,7 +7,7 @@ with the 8 that they are rotated with, or with their neighbours. A block has som
 once, and writes the results to queries and cache itself. The number of units per block, which may belong to several
 heads, gives all multiprocessors equally many.
 
-Up to 16 tokens use mma.sync (projection/whole_mma.py), more tokens wgmma (projection/whole_tiles.py).
+Up to 16 tokens use mma.sync (projection/full_k_mma.py), more tokens wgmma (projection/full_k_tiles.py).
 """
 
 from __future__ import annotations
