@@ -20,6 +20,7 @@ from typing import Any
 import kvarn as kv
 from kvarn import dispatch
 from kvarn.dialect import dtypes, layout
+from kvarn.dialect.schedules import row_class
 from kvarn.dispatch import BufferType, HandleType, ScalarType, Specialisation
 from kvarn.inspect.machine import occupancy
 from kvarn.inspect.work import access_bytes
@@ -59,6 +60,10 @@ def specialisation(row: Row, target: str = "sm_90a", schedule: Mapping[str, Any]
         attributes = (("mask", "sliding_window" if window else "causal"), ("span", window), ("softcap", 0.0))
         if isinstance(shape, Decode):
             given = {**reads._bounds(1, shape.batch), **given}
+        else:
+            new = max(n for n, _ in shape.lengths)
+            most = row_class(new * (shape.query_heads // shape.heads), shape.size)
+            given = {**reads._expected(most, len(shape.lengths)), **given}
     elif isinstance(shape, Mla):
         name, out = "kv.mla_attention", rows(shape.query_heads, shape.value_size)
         operands |= {"query": rows(shape.query_heads, shape.size, shape.query), "scale": number, "out": out}

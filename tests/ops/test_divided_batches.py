@@ -29,6 +29,8 @@ BATCHES: dict[str, tuple[list[int], list[int], str, dict[str, Any]]] = {
     "a prompt among decodes": ([70, 50, 20, 33, 12, 8], [1, 1, 40, 1, 1, 1], "bf16", OF_BOTH),
     "a prompt among decodes, fp8": ([70, 50, 20, 33, 12, 8], [1, 1, 40, 1, 1, 1], "f8e4m3", OF_BOTH),
     "a share of one block": ([70, 50, 20], [1, 1, 40], "bf16", {**EXPLICIT, "decode_share": 1}),
+    "splits of a long one": ([2200, 30, 40, 9, 8], [9, 1, 1, 1, 1], "bf16", {**EXPLICIT, "keys": 64}),
+    "more tiles than there is room for splits of": ([2100] * 5, [3] * 5, "bf16", {**EXPLICIT, "keys": 64}),
     "batch invariant": ([70, 5, 20], [1, 2, 40], "f8e4m3", {**EXPLICIT, "batch_invariant": True}),
 }
 

@@ -12,7 +12,7 @@ products and the softmax are executed and overlapped.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from kvarn import dsl as kv
@@ -27,7 +27,7 @@ from kvarn.lowering.tiles.ir import HIDES
 from ..base import Expansion
 from .arguments import AttentionArguments
 from .case import Case
-from .key_splits import partial_row, quotient
+from .key_splits import partial_row, quotient, splits_of
 from .partials import LOG2E, LOWEST, finished, log_sum_exp, with_prior
 from .queries import tiles_of, tiles_of_many
 from .softmax import modified, modifies, online_softmax
@@ -187,6 +187,7 @@ def attention_kernel(s: TileKernel) -> Any:
         if s.sequences:
             many = tiles_of_many(queries, s.sequences, s.case.group, s.rows, s.threads // 32)
             tiles = many.count
+            t = replace(t, splits=splits_of(t, tiles * s.case.spec.num_heads))
         for work in work_items(s, t, tiles):
             rows = rows_of(s, a, queries, many, work)
             q, factor, unit = scaled_query(s, a, rows)

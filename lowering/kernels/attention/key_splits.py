@@ -12,6 +12,7 @@ kernel adds the splits in order, one warp per row.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from kvarn import dsl as kv
@@ -59,6 +60,14 @@ def split_of(least: int, low: Any, high: Any, max_splits: Any, split: Any) -> tu
     each = split_tiles(least, low, high, max_splits)
     first = kv.math.min(low + split * each, high)
     return first, kv.math.min(first + each, high), high - low > each
+
+
+@kv.func
+def splits_of(t: TileArguments, tiles: Any) -> Any:
+    """The most splits per tile where a divided batch has a number of tiles."""
+    if t.held is None:
+        return t.splits
+    return kv.math.clamp(quotient(t.held * t.splits, kv.math.max(tiles, 1)), 1, t.splits)
 
 
 @kv.func
@@ -138,6 +147,7 @@ def combine_kernel(s: TileKernel, programmatic: bool = True) -> Any:
             combine_row(a, t, queries, tile, r, (number, head, b, base, row0, count), lane)
         else:
             many = tiles_of_many(queries, s.sequences, case.group, rows, WARPS)
+            t = replace(t, splits=splits_of(t, many.count * case.spec.num_heads))
             if programmatic:
                 kv.griddepcontrol_wait()
             for i in range(item, many.count * (case.spec.num_heads * rows), kv.grid_dim.x * WARPS):

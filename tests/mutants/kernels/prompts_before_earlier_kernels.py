@@ -1,6 +1,6 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""The tile kernel of a batch that could be divided, and is not, does not wait for the kernels before it: no decode kernel
-has waited for them.
+"""The tile kernel of a batch that could be divided, and is not, does not wait for the kernels before it: there is no
+decode kernel that has waited for them.
 """
 
 SYMBOL = "kvarn.lowering.kernels.attention.kernel:attention_kernel"
