@@ -474,11 +474,9 @@ def joined(run: int, dims: Sequence[tuple[int, tuple[int, ...]]]) -> tuple[int, 
 
 
 def scale_offset(spec: CacheSpec, block: Any, slot: Any, head: Any, dim: Any, stride0: Any) -> Any:
-    """Scale of (page, slot, head, dim) from the scales' base; the granule index is dim // granularity."""
+    """Scale of (page, slot, head, dim) from the scales' base: of granule dim // granularity, before its zero."""
     row = block * stride0 + slot * spec.scales_token_stride + head * spec.num_scales
-    if spec.zero:
-        return row + dim // spec.granularity * spec.granule_scales
-    return row + dim // spec.granularity
+    return row + dim // spec.granularity * spec.granule_scales
 
 
 def row_stride(spec: CacheSpec, stride0: Any) -> Any:

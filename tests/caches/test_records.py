@@ -283,9 +283,9 @@ def test_attention_reads_the_values_that_elements_stand_for(place: str, group: i
 
 
 DECODES: dict[str, dict[str, Any]] = {
-    "a group per head": {},
-    "groups of 64": {"group": 64},
     "groups of 32": {"group": 32},
+    "groups of 64": {"group": 64},
+    "a group per head": {},
     "head of 64": {"group": 64, "size": 64},
     "head of 96": {"group": 32, "size": 96},
     "head of 256": {"group": 64, "size": 256},
