@@ -15,6 +15,7 @@ from ..base import Expansion
 from ..common import Group, converted, single
 
 _HELD = 16  # the most chunks that a thread has in registers
+_PACKED_BASES = -sum(0x4B400000 << 4 * i for i in range(8)) % 2**32  # less the bits of 1.5 * 2^23 in each place
 _SMALLEST = 2.0**-127  # the smallest scale with a finite reciprocal
 
 
@@ -117,32 +118,28 @@ class Quantizer:
         least = -self.group.max((-least).reduce("max"))
         greatest = self.group.max(greatest.reduce("max"))
         zero = dtype(kv.math.max(kv.math.min(least, dtype.largest), -dtype.largest))
-        reach = kv.math.max(self.scale_of(greatest - kv.f32(zero)), 0.0)
+        reach = kv.math.max((greatest - kv.f32(zero)) * (1.0 / self.spec.dtype.largest), 0.0)
         scale, in_cache = stored_scale(kv.math.min(reach, dtype.largest), dtype)
         inverse = 1.0 / scale
         if active:
             for k in kv.static(range(self.chunks)):
-                elements = self.elements(held[k] - kv.f32(zero), scale, inverse)
+                elements = self.elements(held[k] - kv.f32(zero), inverse)
                 cache.store(b, h, position, first + k * step, single(elements))
             if part % self.group.lanes == 0:
                 cache.store_scale(b, h, position, first, kv.from_lanes([in_cache, zero], dtype))
 
     @kv.func
-    def elements(self, x: Any, scale: Any, inverse: Any) -> Any:
-        """f32 values from a zero up, a multiple of 8, divided by a scale, as bytes of two 4-bit elements each."""
-        last = self.spec.dtype.largest
-        if self.divides:
-            found = x / scale
-        else:
-            quotient = x * inverse
-            found = kv.math.fma(kv.math.fma(-quotient, scale, x), inverse, quotient)
-        # Added to this number, an f32 is rounded to a whole one in the lowest bits of the sum.
-        bits = kv.bitcast(kv.math.max(kv.math.min(found, last), 0.0) + 1.5 * 2**23, kv.u32)
+    def elements(self, x: Any, inverse: Any) -> Any:
+        """f32 values from a zero up, a multiple of 8, times the inverse of a scale, as bytes of two 4-bit elements."""
+        # In a sum with this number an f32 is rounded to a whole one, in the sum's lowest bits.
+        base = 1.5 * 2**23
+        found = kv.math.fma(x, inverse, base)
+        bits = kv.bitcast(kv.math.max(kv.math.min(found, base + self.spec.dtype.largest), base), kv.u32)
         words = []
         for n in kv.static(range(0, self.width, 8)):
-            word = bits[n] & 15
-            for i in kv.static(range(1, 8)):
-                word = word | (bits[n + i] & 15) << 4 * i
+            word = kv.u32(_PACKED_BASES)
+            for i in kv.static(range(8)):
+                word = word + (bits[n + i] << 4 * i)
             words.append(word)
         return kv.bitcast(kv.from_lanes(words, kv.u32), kv.u8)
 

@@ -65,7 +65,8 @@ def encode(record: Record, values: Any) -> tuple[np.ndarray, np.ndarray]:
     """Quantize heads to 4-bit elements with zeros, as ``append`` does.
 
     A group's zero is its least value, and its scale a fifteenth of the distance from that to the greatest value, both
-    rounded to the type of the scales, and at most its largest number; a scale of zero becomes one.
+    rounded to the type of the scales, and at most its largest number; a scale of zero becomes one. Elements are values
+    above the zero times the inverse of the scale as f32, rounded to even.
 
     Parameters
     ----------
@@ -89,10 +90,11 @@ def encode(record: Record, values: Any) -> tuple[np.ndarray, np.ndarray]:
     most, last = np.float32(of_scale.largest), np.float32(record.elements.largest)
     zero = np.clip(x.min(-1), -most, most).astype(of_scale.numpy).astype(np.float32)
     with np.errstate(under="ignore"):
-        scale = np.minimum((x.max(-1) - zero) / last, most)
+        scale = np.minimum((x.max(-1) - zero) * (np.float32(1) / last), most)
         scale = np.maximum(scale, np.float32(0)).astype(of_scale.numpy).astype(np.float32)
     scale = np.where(scale == 0, np.float32(1), scale)
-    elements = np.clip(np.rint((x - zero[..., None]) / scale[..., None]), np.float32(0), last).astype(np.uint8)
+    steps = (x - zero[..., None]).astype(np.float64) * (np.float32(1) / scale)[..., None]  # exact products
+    elements = np.clip(np.rint(steps), 0, last).astype(np.uint8)
     pairs = np.stack((scale, zero), -1).astype(of_scale.numpy)
     return packed(elements.reshape(shape)), pairs.reshape(*shape[:-1], 2 * groups)
 
