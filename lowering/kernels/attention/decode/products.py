@@ -429,10 +429,6 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
                     o[at : at + 4] = multiplied(a, b[nt], o[at : at + 4])
 
     return SimpleNamespace(
-        query=query,
-        empty_query=empty_query,
-        scores=scores,
-        whole_scores=whole_scores,
-        add_values=add_values,
+        query=query, empty_query=empty_query, scores=scores, whole_scores=whole_scores, add_values=add_values,
         granule_of=granule_of,
-    )
+    )  # fmt: skip

@@ -1,0 +1,289 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""The attention backend: kvarn's append and attention over vLLM's packed pools, in place.
+
+vLLM calls :meth:`KvarnBuilder.build` once per step and :meth:`KvarnAttention.forward` once per layer and step. The
+step's lengths are computed by one kernel per step. A layer keeps a collection for every shape of a step that it has
+seen, over the engine's own pool and tables, so a repeated shape costs a dictionary lookup and two launches. A captured
+CUDA graph reads lengths, tables and offsets at replay, from buffers that stay where they are.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+import vllm
+from vllm import envs
+from vllm.v1.attention.backend import (
+    AttentionBackend,
+    AttentionCGSupport,
+    AttentionImpl,
+    AttentionMetadataBuilder,
+    AttentionType,
+    MultipleOf,
+)
+
+import kvarn as kv
+from kvarn.dispatch import FixedSchedule
+
+from . import support
+
+if reason := support.unknown_version(vllm.__version__):
+    raise RuntimeError(reason)
+
+CALLS: Counter[str] = Counter()  # steps and layers that were computed here, by kind: tests read it
+_COLLECTIONS = 512  # shapes of a step that a layer keeps a collection for
+_FEW = 16  # new tokens of a sequence up to which kvarn's programs have a bound of their own
+_BATCHES = (1, 4, 8, 16, 128, 1024)  # sequences up to which one program of kvarn serves
+_INVARIANT = FixedSchedule(batch_invariant=True)
+
+
+class KvarnBackend(AttentionBackend):
+    """What vLLM asks of a backend before the engine starts."""
+
+    accept_output_buffer = True
+    supported_dtypes: ClassVar[list[torch.dtype]] = support.DTYPES
+    supported_kv_cache_dtypes: ClassVar[list[Any]] = support.CACHE_DTYPES
+    forward_includes_kv_cache_update = True
+
+    @staticmethod
+    def get_name() -> str:
+        return "CUSTOM"
+
+    @staticmethod
+    def get_impl_cls() -> type[KvarnAttention]:
+        return KvarnAttention
+
+    @staticmethod
+    def get_builder_cls() -> type[KvarnBuilder]:
+        return KvarnBuilder
+
+    @staticmethod
+    def get_supported_kernel_block_sizes(kv_cache_spec: Any = None) -> list[Any]:
+        return [MultipleOf(support.BLOCKS)]
+
+    @classmethod
+    def supports_head_size(cls, head_size: int) -> bool:
+        return support.supports_head_size(head_size)
+
+    @classmethod
+    def validate_configuration(
+        cls,
+        head_size: int,
+        dtype: torch.dtype,
+        kv_cache_dtype: str | None,
+        block_size: int | None,
+        attn_type: str = AttentionType.DECODER,
+        device_capability: Any = None,
+        **asked: Any,
+    ) -> list[str]:
+        return support.reasons(head_size, dtype, kv_cache_dtype, block_size, attn_type, device_capability, asked)
+
+    # --- the pool's layout: pages, heads, tokens, a key and its value. vLLM asks by these two up to 0.32 ---
+
+    @staticmethod
+    def get_kv_cache_shape(
+        num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, cache_dtype_str: str = "auto"
+    ) -> tuple[int, ...]:
+        return num_blocks, num_kv_heads, block_size, 2 * head_size
+
+    @classmethod
+    def get_required_kv_cache_layout(cls) -> str:
+        return "HND"
+
+    # --- and by this one from 0.33 on ---
+
+    @classmethod
+    def supported_kv_cache_layouts(cls) -> Any:
+        from vllm.v1.kv_cache_layout import KVCacheLayout  # type: ignore[import-not-found]
+
+        return (KVCacheLayout.LBHNC,)
+
+
+@kv.kernel
+def tokens_before(
+    seq_lens: kv.Buffer[kv.i32, 1], offsets: kv.Buffer[kv.i32, 1], lengths: kv.Buffer[kv.i32, 1]
+):  # fmt: skip
+    """The tokens of each sequence before the step's own; 0 for the sequences that pad a graph's batch."""
+    b = kv.block_id.x * 128 + kv.thread_id.x
+    if b < lengths.shape[0]:
+        lengths[b] = kv.math.max(seq_lens[b] - (offsets[b + 1] - offsets[b]), 0)
+
+
+@dataclass
+class KvarnMetadata:
+    """A step: the tensors that collections are made of, and the key of the collections over them."""
+
+    offsets: torch.Tensor  # i32 [B + 1]
+    lengths: torch.Tensor  # i32 [B]: tokens before the step
+    table: torch.Tensor  # i32 [B, columns]
+    most: int  # no sequence has more new tokens
+    key: tuple[int, ...]
+
+
+class KvarnBuilder(AttentionMetadataBuilder[KvarnMetadata]):
+    """Makes the metadata of a step, for all layers of a group."""
+
+    _cudagraph_support = AttentionCGSupport.UNIFORM_SINGLE_TOKEN_DECODE
+
+    def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
+        super().__init__(kv_cache_spec, layer_names, vllm_config, device)
+        support.check_engine(vllm_config)
+        self._lengths = torch.zeros(vllm_config.scheduler_config.max_num_seqs, dtype=torch.int32, device=device)
+        self._views: dict[int, torch.Tensor] = {}
+        # Without drafts a step of a few new tokens is rare: one program serves all of them.
+        self._few = _FEW if vllm_config.speculative_config is None else 1
+        self._compile(layer_names, vllm_config)
+
+    def _most(self, tokens: int) -> int:
+        """The bound of a step's new tokens of a sequence: few values, so that few collections serve all steps."""
+        return 1 if tokens == 1 else max(1 << (tokens - 1).bit_length(), self._few)
+
+    def _compile(self, layer_names: list[str], vllm_config: Any) -> None:
+        """Compile and load what steps of any size need, by steps without tokens, so that no request waits for it."""
+        limits, spec = vllm_config.scheduler_config, self.kv_cache_spec
+        layers = vllm_config.compilation_config.static_forward_context
+        batches = [min(n, limits.max_num_seqs) for n in _BATCHES if n < limits.max_num_seqs * 8]
+        bounds = {self._most(n) for n in (1, 2, 4, 8, 16, 32, 64, 512, limits.max_num_batched_tokens)}
+        done = set()
+        for layer in (layers[name] for name in layer_names):
+            impl = layer.impl
+            if not isinstance(impl, KvarnAttention) or impl.kind in done:
+                continue
+            done.add(impl.kind)
+            heads, size = impl.num_kv_heads, impl.head_size
+            pool = torch.zeros(2, heads, spec.block_size, 2 * size, dtype=spec.dtype, device=self.device)
+            query, rows, out = (
+                torch.zeros(1, h, size, dtype=vllm_config.model_config.dtype, device=self.device)
+                for h in (impl.num_heads, heads, impl.num_heads)
+            )
+            for n, most in itertools.product(dict.fromkeys(batches), sorted(bounds)):
+                zeros = torch.zeros(n + 1, dtype=torch.int32, device=self.device)
+                step = KvarnMetadata(zeros, zeros[:n], zeros[:n, None], most, (n, most))
+                impl.forward(layer, query, rows, rows, pool, step, out)
+        CALLS.clear()
+
+    def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> KvarnMetadata:
+        step = common_attn_metadata
+        if step.causal is not True:
+            raise NotImplementedError(f"kvarn-vllm does not serve attention that is not causal; {support.INSTEAD}")
+        n, offsets, table = step.num_reqs, step.query_start_loc, step.block_table_tensor
+        lengths = self._views.get(n)
+        if lengths is None:
+            lengths = self._view(n)
+        tokens_before[-(-n // 128), 128](step.seq_lens, offsets, lengths)
+        most = self._most(step.max_query_len)
+        CALLS["steps"] += 1
+        key = (n, most, lengths.data_ptr(), table.data_ptr(), table.shape[1], table.stride(0))
+        return KvarnMetadata(offsets, lengths, table, most, key)
+
+    def _view(self, n: int) -> torch.Tensor:
+        """The lengths of n sequences, at one address; a batch of virtual sequences may have more than the engine's."""
+        if n > self._lengths.shape[0]:
+            return torch.zeros(n, dtype=torch.int32, device=self.device)
+        made = self._views[n] = self._lengths[:n]
+        return made
+
+
+class KvarnAttention(AttentionImpl[KvarnMetadata]):
+    """Attention of a layer."""
+
+    def __init__(
+        self,
+        num_heads: int,
+        head_size: int,
+        scale: float,
+        num_kv_heads: int | None = None,
+        alibi_slopes: list[float] | None = None,
+        sliding_window: int | None = None,
+        kv_cache_dtype: str = "auto",
+        logits_soft_cap: float | None = None,
+        attn_type: str = AttentionType.DECODER,
+        kv_sharing_target_layer_name: str | None = None,
+        sinks: torch.Tensor | None = None,
+        **more: Any,
+    ) -> None:
+        found = [f"{name}={value!r}" for name, value in more.items() if value not in (None, False, -1)]
+        if attn_type != AttentionType.DECODER:
+            found.append(f"attention of type {attn_type}")
+        if found:
+            raise NotImplementedError(f"kvarn-vllm does not serve {', '.join(found)}; {support.INSTEAD}")
+        self.num_heads, self.head_size, self.scale = num_heads, head_size, float(scale)
+        self.num_kv_heads = num_kv_heads or num_heads
+        self.kv_cache_dtype, self.sinks = kv_cache_dtype, sinks
+        self.shares = kv_sharing_target_layer_name is not None
+        self._options: dict[str, Any] = {}
+        if sliding_window is not None:
+            self._options["window"] = sliding_window
+        if logits_soft_cap:
+            self._options["softcap"] = float(logits_soft_cap)
+        if alibi_slopes is not None:
+            self._options["alibi_slopes"] = torch.tensor(alibi_slopes, dtype=torch.float32)
+        if envs.VLLM_BATCH_INVARIANT:
+            self._options["schedule"] = _INVARIANT
+        self.kind = (  # layers of one kind have the same programs
+            num_heads, self.num_kv_heads, head_size, kv_cache_dtype, sliding_window, logits_soft_cap,
+            alibi_slopes is None, sinks is None,
+        )  # fmt: skip
+        self._pool: torch.Tensor | None = None
+        self._pages: kv.ForeignPages
+        self._made: dict[tuple[int, ...], kv.ForeignPages] = {}
+
+    def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
+        if self.sinks is not None:
+            self._options["sinks"] = self.sinks.detach().float()
+
+    def _collection(self, pool: torch.Tensor, step: KvarnMetadata) -> kv.ForeignPages:
+        """The layer's pages with the tables of a step."""
+        if pool is not self._pool:
+            data = pool.view(torch.float8_e4m3fn) if self.kv_cache_dtype in support.FP8 else pool
+            self._pages = kv.ForeignPages.vllm(data, step.lengths, step.table, layout="packed")
+            self._pool = pool
+            self._made.clear()
+        elif len(self._made) >= _COLLECTIONS:
+            self._made.clear()
+        longest = step.table.shape[1] * pool.shape[2]
+        made = self._made[step.key] = self._pages.with_tables(
+            step.lengths, step.table, max_seq_length=step.most, max_cache_length=longest
+        )
+        return made
+
+    def forward(
+        self,
+        layer: Any,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        kv_cache: torch.Tensor,
+        attn_metadata: KvarnMetadata | None,
+        output: torch.Tensor,
+        output_scale: torch.Tensor | None = None,
+        output_block_scale: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Rows after the step's last, which pad a graph's batch, are neither read nor written."""
+        step = attn_metadata
+        if step is None:  # a run that measures memory, before there are pages
+            return output.fill_(0)
+        if output_scale is not None or output_block_scale is not None:
+            raise NotImplementedError(f"kvarn-vllm does not serve an output of 8 bits; {support.INSTEAD}")
+        pages = self._made.get(step.key) if kv_cache is self._pool else None
+        if pages is None:
+            pages = self._collection(kv_cache, step)
+        scale, value_scale = self.scale, 1.0
+        if self.kv_cache_dtype in support.FP8:
+            key_scale, value_scale = layer._k_scale_float, layer._v_scale_float
+            scale *= key_scale
+            if key_scale != 1.0:
+                key = key / key_scale
+            if value_scale != 1.0:
+                value = value / value_scale
+        if not self.shares:
+            kv.ops.append(pages, 0, key, value, step.offsets)
+        kv.ops.attention(pages, 0, query, step.offsets, scale=scale, out=output, **self._options)
+        if value_scale != 1.0:
+            output.mul_(value_scale)
+        CALLS["decodes" if step.most == 1 else "prefills"] += 1
+        return output
