@@ -11,6 +11,7 @@ from kvarn import dsl as kv
 from kvarn.dialect.dtypes import DType
 from kvarn.dialect.layout import CacheSpec
 
+from .. import hadamard
 from ..base import Expansion
 from ..common import Group, converted, single
 
@@ -58,9 +59,16 @@ class Quantizer:
 
     @kv.func
     def read(self, read: Callable[[Any, int], Any], part: Any) -> list[Any]:
-        """The chunks of thread ``part`` of a head, if they are kept; ``read(d, n)`` gives n f32 elements."""
+        """The chunks of thread ``part`` of a head, rotated, if they are kept; ``read(d, n)`` gives n f32 elements.
+
+        Every thread of a warp must call it where blocks are rotated.
+        """
         first, step = self.first(part), self.group.lanes * self.width
-        return [read(first + k * step, self.width) for k in kv.static(range(self.chunks if self.in_registers else 0))]
+        found = [read(first + k * step, self.width) for k in kv.static(range(self.chunks if self.in_registers else 0))]
+        if not self.spec.rotation:
+            return found
+        lanes = self.group.lanes
+        return hadamard.of_vectors(found, self.spec.rotation, lanes, kv.lane_id() if lanes > 1 else None)
 
     @kv.func
     def first(self, part: Any) -> Any:
