@@ -13,24 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 __all__ = [
-    "DType",
-    "bf16",
-    "bool_",
-    "f8e4m3",
-    "f8e5m2",
-    "f8e8m0",
-    "f16",
-    "f32",
-    "f64",
-    "i8",
-    "i16",
-    "i32",
-    "i64",
-    "u4",
-    "u8",
-    "u16",
-    "u32",
-    "u64",
+    "DType", "bf16", "bool_", "f8e4m3", "f8e5m2", "f8e8m0", "f16", "f32", "f64", "i8", "i16", "i32", "i64", "u8", "u16",
+    "u32", "u64",
 ]  # fmt: skip
 
 PACKED_HELP = "this reads a cache's elements one by one, so convert to a cache of bf16 first (kv.ops.convert)"

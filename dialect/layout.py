@@ -68,6 +68,8 @@ class CacheSpec:
         before tokens or keys and values in one row, need a paged cache. Scales are always packed.
     zero : bool
         Whether each scale is followed by a zero (``records.Record``).
+    rotation : int
+        Elements per rotated block (``records.Record``); 0 for none.
     """
 
     kind: str
@@ -80,6 +82,7 @@ class CacheSpec:
     granularity: int = 1
     strides: tuple[int, int] | None = None
     zero: bool = False
+    rotation: int = 0
 
     kinds: ClassVar[tuple[str, ...]] = KINDS
 
@@ -100,7 +103,9 @@ class CacheSpec:
     @property
     def record(self) -> records.Record:
         """What a token and head stores."""
-        return records.Record(self.dtype, self.scale_dtype, self.granularity if self.quantized else 1, self.zero)
+        return records.Record(
+            self.dtype, self.scale_dtype, self.granularity if self.quantized else 1, self.zero, self.rotation
+        )
 
     @property
     def packed(self) -> bool:
@@ -299,7 +304,7 @@ def spec_problems(spec: CacheSpec) -> list[str]:
     if spec.scale_dtype is not None and (spec.kind in (CONTINUOUS, FA3) or order is not None):
         found.append(f"scales need a paged cache, got a {spec.kind} one")
     found += records.problems(
-        spec.dtype, spec.scale_dtype, spec.granularity, spec.zero, spec.head_size, of_cache=spec.of_cache
+        spec.dtype, spec.scale_dtype, spec.granularity, spec.zero, spec.rotation, spec.head_size, of_cache=spec.of_cache
     )
     if spec.packed and (spec.kind != PAGED or spec.is_mla or spec.strides is not None):
         got = f"a {spec.kind} one" if spec.kind != PAGED else "latent rows" if spec.is_mla else "other strides"
@@ -474,11 +479,9 @@ def joined(run: int, dims: Sequence[tuple[int, tuple[int, ...]]]) -> tuple[int, 
 
 
 def scale_offset(spec: CacheSpec, block: Any, slot: Any, head: Any, dim: Any, stride0: Any) -> Any:
-    """Scale of (page, slot, head, dim) from the scales' base; the granule index is dim // granularity."""
+    """Scale of (page, slot, head, dim) from the scales' base: of granule dim // granularity, before its zero."""
     row = block * stride0 + slot * spec.scales_token_stride + head * spec.num_scales
-    if spec.zero:
-        return row + dim // spec.granularity * spec.granule_scales
-    return row + dim // spec.granularity
+    return row + dim // spec.granularity * spec.granule_scales
 
 
 def row_stride(spec: CacheSpec, stride0: Any) -> Any:

@@ -41,6 +41,10 @@ class Record:
         Consecutive elements of the head that share a scale.
     zero : bool
         Whether each scale is followed by a zero of its type: the value of element 0.
+    rotation : int
+        Of u4: elements per block that a Hadamard matrix rotates before they are quantized, a power of two that divides
+        the group; 0 for none. Outliers of single channels are spread over their block. Loads give rotated values;
+        attention rotates the query and the output.
 
     Raises
     ------
@@ -52,14 +56,16 @@ class Record:
     scale: DType | None = None
     group: int = 1
     zero: bool = False
+    rotation: int = 0
 
-    def __init__(self, elements: Any, scale: Any = None, group: int = 1, zero: bool = False) -> None:
-        if isinstance(group, bool) or not isinstance(group, int):
-            raise TypeError(f"group must be an int, got {group!r}")
-        given = dtypes.stored(elements), None if scale is None else dtypes.of(scale), group, bool(zero)
+    def __init__(self, elements: Any, scale: Any = None, group: int = 1, zero: bool = False, rotation: int = 0) -> None:
+        for name, number in (("group", group), ("rotation", rotation)):
+            if isinstance(number, bool) or not isinstance(number, int):
+                raise TypeError(f"{name} must be an int, got {number!r}")
+        given = dtypes.stored(elements), None if scale is None else dtypes.of(scale), group, bool(zero), rotation
         for problem in problems(*given):
             raise ValueError(problem)
-        for name, value in zip(("elements", "scale", "group", "zero"), given, strict=True):
+        for name, value in zip(("elements", "scale", "group", "zero", "rotation"), given, strict=True):
             object.__setattr__(self, name, value)
 
     @property
@@ -91,8 +97,9 @@ class Record:
 
 
 def problems(
-    elements: DType, scale: DType | None, group: int, zero: bool, head_size: int | None = None, of_cache: bool = True
-) -> list[str]:
+    elements: DType, scale: DType | None, group: int, zero: bool, rotation: int = 0, head_size: int | None = None,
+    of_cache: bool = True,
+) -> list[str]:  # fmt: skip
     """What is wrong with a record, one sentence per problem; for heads of a size, if it is given.
 
     ``of_cache``: whether the record is a cache's; other operands of attention may have scales of wider elements.
@@ -119,6 +126,11 @@ def problems(
         found.append(f"a group of u4 must be a multiple of {step} elements, {ROW_BYTES} bytes, got {group}")
     elif packed and head_size is not None and head_size % group:
         found.append(f"groups of u4 must divide the head, got groups of {group} in a head of {head_size}")
+    if rotation and not (packed and rotation > 1 and rotation & (rotation - 1) == 0 and group % rotation == 0):
+        found.append(
+            f"a rotation needs elements of u4, and blocks of a power of two that divides the group, got {rotation} in "
+            f"groups of {group} of {elements.name}"
+        )
     return found
 
 

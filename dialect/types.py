@@ -27,7 +27,7 @@ class _Handle(Kv.Type):
     is_mla: ir.BoolAttr
     page: Any
     scale: ir.TypeAttr
-    granularity: ir.IntegerAttr
+    granularity: Any
 
 
 class CollectionType(_Handle, name="collection"):
@@ -36,7 +36,7 @@ class CollectionType(_Handle, name="collection"):
     ``!kv.collection<kind, element, heads, head_size, mla, page, scale, granularity>``. The page is the page size
     ``P : i64`` or, where tokens and heads are not packed, ``array<i64: P, token stride, head stride>`` (in elements).
     The element is ``ui4`` where two share a byte. The scale is a type, ``none``, or ``vector<2x...>`` for a scale and
-    a zero.
+    a zero. The granularity is ``array<i64: granularity, elements per block>`` where blocks are rotated.
     """
 
 
@@ -81,13 +81,16 @@ def _spec_text(spec: CacheSpec) -> str:
     scale = spec.scale_dtype.mlir if spec.scale_dtype else "none"
     if spec.zero:
         scale = f"vector<2x{scale}>"
+    granularity = f"{spec.granularity} : i64"
+    if spec.rotation:
+        granularity = f"array<i64: {spec.granularity}, {spec.rotation}>"
     mla = "true" if spec.is_mla else "false"
     page = f"{spec.page_size} : i64"
     if spec.strides is not None:
         page = f"array<i64: {spec.page_size}, {spec.strides[0]}, {spec.strides[1]}>"
     return (
         f'"{spec.kind}", {spec.dtype.mlir}, {spec.num_heads} : i64, {spec.head_size} : i64, {mla}, '
-        f"{page}, {scale}, {spec.granularity} : i64"
+        f"{page}, {scale}, {granularity}"
     )
 
 
@@ -127,12 +130,15 @@ def _parse_spec(text: str) -> CacheSpec | str:
     try:
         kind = _string(parts[0])
         element, (scale, zero) = stored_by_mlir(parts[1]), _scale(parts[6])
-        heads, head_size, granularity = (_integer(parts[i]) for i in (2, 3, 7))
+        heads, head_size = (_integer(parts[i]) for i in (2, 3))
+        granularity, rotation = _granularity(parts[7])
         page, strides = _page(parts[5])
         if parts[4] not in ("true", "false"):
             return f"is_mla must be true or false, got {parts[4]}"
         spec = layout.spec_class(kind) if text.startswith("!kv.operand") else CacheSpec
-        found = spec(kind, element, heads, head_size, page, parts[4] == "true", scale, granularity, strides, zero)
+        found = spec(
+            kind, element, heads, head_size, page, parts[4] == "true", scale, granularity, strides, zero, rotation
+        )
         if strides is not None and found.strides is None:
             return f"page must be written {page} : i64 where tokens and heads are packed, got {parts[5]}"
         return found
@@ -151,6 +157,16 @@ def _integer(text: str) -> int:
     if suffix != "i64" or not digits.lstrip("-").isdigit():
         raise ValueError(f"expected an i64 parameter, got {text}")
     return int(digits)
+
+
+def _granularity(text: str) -> tuple[int, int]:
+    """The granularity and, where blocks are rotated, their elements."""
+    if not text.startswith("array<"):
+        return _integer(text), 0
+    found = _integers(text, "granularity")
+    if len(found) != 2 or not found[1]:
+        raise ValueError(f"granularity must be a number, or an array of it and the elements of a block, got {text}")
+    return found[0], found[1]
 
 
 def _scale(text: str) -> tuple[DType | None, bool]:

@@ -247,6 +247,8 @@ class ConvertOp(Kv.Operation, name="convert", traits=[TierOne, UpdatesCache]):
         destination = None if source is None else verify.handle(self, self.destination, ("cache",))
         if source is None or destination is None:
             return False
+        if source.rotation or destination.rotation:
+            return verify.fail(self, "takes no cache of rotated blocks, whose loads give rotated values: use kv.append")
         shapes = [(spec.num_heads, spec.head_size) for spec in (source, destination)]
         return shapes[0] == shapes[1] or verify.fail(
             self,

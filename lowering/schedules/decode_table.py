@@ -19,8 +19,10 @@ from kvarn.dialect import schedules
 from kvarn.lowering.target import Target
 
 from . import tuned
-from .decode import DecodeConfig, fitted, invariant, tile_of, warps_of
+from .decode import SECTOR, DecodeConfig, fitted, invariant, tile_of, warps_of
 from .tables import measured
+
+SECTOR_HEADS = SECTOR // 4  # heads whose scales and zeros share a sector, of f16 and one of each per head
 
 
 def entries(target: Target, config: DecodeConfig, batch_invariant: bool = False) -> dict[str, Any]:
@@ -47,6 +49,9 @@ def entries(target: Target, config: DecodeConfig, batch_invariant: bool = False)
         scaled = usual and config.scaled_elements and config.scales_copied and 4 * config.scales < config.row_bytes
         if config.narrow and config.row_bytes == 128 and (plain or scaled):
             found["tile"] = 16  # halves the bytes in flight
+        if usual and config.spec.zero and config.row_groups % SECTOR_HEADS == 0:
+            # The scale and zero of a head are a part of a memory sector: its other heads are read by the same block.
+            found |= {"warps": SECTOR_HEADS, "blocks": 1, "tile": min(tile, 32), "stages": 3}
         if plain and config.stored_bytes == config.row_bytes:
             full_rows = measured("decode_full_rows", target)
             found["blocks"] = max(found["blocks"], full_rows.get(str(config.row_bytes), 0) // warps)

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import kvarn as kv
-from kvarn.caches.numerics import decode, encode, packed, unpacked
+from kvarn.caches.numerics import decode, encode, packed, rotated, unpacked
 from kvarn.dialect import layout
 from kvarn.dialect.dtypes import u4
 
@@ -21,8 +21,8 @@ GROUPS = (128, 64, 32)
 PLACES = ("host", "sm_90a")
 
 
-def record_of(group: int) -> kv.Record:
-    return kv.Record("u4", "f16", group, zero=True)
+def record_of(group: int, rotation: int = 0) -> kv.Record:
+    return kv.Record("u4", "f16", group, zero=True, rotation=rotation)
 
 
 def collection_of(record: kv.Record, cached: Any, new: Any, rng: Any, size: int = SIZE, page: int = PAGE) -> Any:
@@ -83,6 +83,9 @@ def offsets_of(new: Any) -> np.ndarray:
         ({"scale": "f64"}, "scale dtype must be one of f32, f16, bf16, f8e8m0, got f64"),
         ({"scale": None, "zero": False}, "got u4 with no scales without zeros"),
         ({"elements": "i8"}, "elements of u4, and no others, have zeros"),
+        ({"rotation": 96}, "blocks of a power of two that divides the group, got 96 in groups of 128 of u4"),
+        ({"group": 96, "rotation": 64}, "got 64 in groups of 96 of u4"),
+        ({"elements": "i8", "zero": False, "rotation": 64}, "a rotation needs elements of u4.*of i8"),
         ({"elements": "bf16"}, "a quantized cache must store an 8-bit type, got bf16"),
         ({"elements": "f64", "scale": None, "zero": False}, "cache dtype must be f32.*got f64"),
     ],
@@ -157,6 +160,9 @@ def test_other_operations_refuse_packed_elements_by_name() -> None:
         kv.ops.summarize_pages(found, 0, kv.PageSummaries(found), offsets_of((1,)))
     scales = np.ones((1, HEADS, 2), np.float32)
     heads = np.zeros((1, HEADS, SIZE), np.float32)
+    turned = collection_of(record_of(128, 64), (3,), (1,), np.random.default_rng(0)).get_key_cache(0)
+    with pytest.raises(ValueError, match=r"convert: source has rotated blocks.*append its tokens anew"):
+        kv.ops.convert(turned, found.get_key_cache(0))
     with pytest.raises(ValueError, match="key_scale must be None: append computes scales and zeros of u4 itself"):
         kv.ops.append(found, 0, heads, heads, offsets_of((1,)), key_scale=scales, value_scale=scales)
 
@@ -174,9 +180,9 @@ def test_single_elements_are_those_of_vectors() -> None:
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("group", GROUPS)
-def test_append_quantizes_as_numpy(place: str, group: int) -> None:
-    rng, record, cached, new = np.random.default_rng(group), record_of(group), (5, 0, 20), (3, 1, 7)
+@pytest.mark.parametrize(("group", "rotation"), [(128, 0), (64, 0), (32, 0), (128, 128), (128, 4), (32, 32)])
+def test_append_quantizes_as_numpy(place: str, group: int, rotation: int) -> None:
+    rng, record, cached, new = np.random.default_rng(group), record_of(group, rotation), (5, 0, 20), (3, 1, 7)
     found, offsets = collection_of(record, cached, new, rng), offsets_of(new)
     key, value = (rng.standard_normal((11, HEADS, SIZE)).astype(ml_dtypes.bfloat16) for _ in range(2))
     key[0], key[1], key[2] = 0, 5, 1e-6 * key[2]
@@ -191,6 +197,15 @@ def test_append_quantizes_as_numpy(place: str, group: int) -> None:
             got = held(cache, b, cached[b] + np.arange(new[b]))
             np.testing.assert_array_equal(got[0], stored[rows])
             np.testing.assert_array_equal(got[1], scales[rows])
+
+
+def test_a_rotation_spreads_outliers_and_is_its_own_inverse() -> None:
+    values = np.random.default_rng(0).standard_normal((50, SIZE)).astype(np.float32)
+    np.testing.assert_allclose(rotated(rotated(values, 32), 32), values, atol=1e-5)
+    np.testing.assert_allclose(rotated(np.eye(4, dtype=np.float32), 4)[1], [0.5, -0.5, 0.5, -0.5])
+    values[:, 5] *= 30
+    errors = [np.square(decode(r, *encode(r, values)) - values).mean() for r in (record_of(128), record_of(128, 128))]
+    assert errors[1] < errors[0] / 5
 
 
 def test_values_are_within_half_a_step() -> None:
@@ -268,10 +283,10 @@ def attended(found: Any, layer: int, query: np.ndarray, offsets: np.ndarray) -> 
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize(("group", "rotation"), [(128, 0), (64, 0), (32, 0), (128, 128), (64, 32)])
 @pytest.mark.parametrize("new", [(1, 1, 1), (3, 1, 17)], ids=["decode", "prefill"])
-def test_attention_reads_the_values_that_elements_stand_for(place: str, group: int, new: Any) -> None:
-    rng, record, cached = np.random.default_rng(group), record_of(group), (5, 40, 130)
+def test_attention_reads_the_values_that_elements_stand_for(place: str, group: int, rotation: int, new: Any) -> None:
+    rng, record, cached = np.random.default_rng(group), record_of(group, rotation), (5, 40, 130)
     found, offsets = collection_of(record, cached, new, rng), offsets_of(new)
     key, value, query = (
         rng.standard_normal((int(offsets[-1]), n, SIZE)).astype(ml_dtypes.bfloat16) for n in (HEADS, HEADS, 4 * HEADS)
@@ -283,9 +298,13 @@ def test_attention_reads_the_values_that_elements_stand_for(place: str, group: i
 
 
 DECODES: dict[str, dict[str, Any]] = {
-    "a group per head": {},
-    "groups of 64": {"group": 64},
     "groups of 32": {"group": 32},
+    "rotated heads": {"rotation": 128},
+    "rotated groups of 64": {"group": 64, "rotation": 64},
+    "rotated blocks of 32 of heads of 96": {"group": 96, "size": 96, "rotation": 32},
+    "rotated heads of 512": {"group": 512, "size": 512, "rotation": 512},
+    "groups of 64": {"group": 64},
+    "a group per head": {},
     "head of 64": {"group": 64, "size": 64},
     "head of 96": {"group": 32, "size": 96},
     "head of 256": {"group": 64, "size": 256},
@@ -306,11 +325,11 @@ DECODES: dict[str, dict[str, Any]] = {
 def test_the_decode_kernel_reads_packed_elements(name: str) -> None:
     """The bar is for an output in f32: elements, scales and zeros are exact, weights have the 11 bits of f16."""
     case = {
-        "group": 128, "size": SIZE, "query_heads": 8, "page": PAGE, "cached": (5, 40, 130),
+        "group": 128, "rotation": 0, "size": SIZE, "query_heads": 8, "page": PAGE, "cached": (5, 40, 130),
         "new": (1, 1, 1), "max_queries": 1, "schedule": {}, "target": "sm_90a", "query": ml_dtypes.bfloat16,
         **DECODES[name],
     }  # fmt: skip
-    rng, record, size = np.random.default_rng(5), record_of(case["group"]), case["size"]
+    rng, record, size = np.random.default_rng(5), record_of(case["group"], case["rotation"]), case["size"]
     found = collection_of(record, case["cached"], case["new"], rng, size, page=case["page"])
     offsets = offsets_of(case["new"])
     key, value, query = (
@@ -323,4 +342,6 @@ def test_the_decode_kernel_reads_packed_elements(name: str) -> None:
         kv.ops.append(found, 1, key, value, offsets)
         kv.ops.attention(found, 1, query, offsets, scale=size**-0.5, out=out, schedule={**bounds, **case["schedule"]})
     want = attended(found, 1, query, offsets)
-    np.testing.assert_allclose(out, want, atol=1e-3 * np.abs(want).max(), rtol=0)
+    # The error is one of the values that weights multiply; what all of a rotated block share is in its first element.
+    largest = np.abs(rotated(want.astype(np.float32), case["rotation"])).max() * (2 if case["rotation"] else 1)
+    np.testing.assert_allclose(out, want, atol=1e-3 * largest, rtol=0)

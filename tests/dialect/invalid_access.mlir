@@ -6,6 +6,7 @@
 !fp8 = !kv.cache<"paged", f8E4M3FN, 8 : i64, 128 : i64, false, 16 : i64, f32, 32 : i64>
 !view = !kv.operand<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 !odd = !kv.cache<"paged", i8, 8 : i64, 20 : i64, false, 16 : i64, none, 1 : i64>
+!int4 = !kv.cache<"paged", ui4, 8 : i64, 128 : i64, false, 16 : i64, vector<2xf16>, 32 : i64>
 !h96 = !kv.cache<"paged", bf16, 8 : i64, 96 : i64, false, 16 : i64, none, 1 : i64>
 
 func.func @load(%c: !cache, %i: i32, %c2: !fp8) {
@@ -23,6 +24,16 @@ func.func @load(%c: !cache, %i: i32, %c2: !fp8) {
   "kv.load"(%c2, %i, %i, %i, %i) {width = 8 : i64} : (!fp8, i32, i32, i32, i32) -> vector<8xf8E4M3FN>
   // expected-error @below {{'kv.load' op width must divide the granularity 32, so that one scale serves all lanes, got 64}}
   "kv.load"(%c2, %i, %i, %i, %i) {width = 64 : i64} : (!fp8, i32, i32, i32, i32) -> vector<64xf32>
+  return
+}
+
+func.func @packed(%c: !int4, %i: i32) {
+  // expected-error @below {{'kv.load' op width must be even where two elements share a byte, got vector<3xf32>}}
+  "kv.load"(%c, %i, %i, %i, %i) {width = 3 : i64} : (!int4, i32, i32, i32, i32) -> vector<3xf32>
+  // expected-error @below {{'kv.load_raw' op width must be at most 64, the extent of the dimension, got 128}}
+  "kv.load_raw"(%c, %i, %i, %i, %i) {width = 128 : i64} : (!int4, i32, i32, i32, i32) -> vector<128xi8>
+  // expected-error @below {{'kv.row_index' op takes no cache of u4, of which two elements share a byte, yet}}
+  "kv.row_index"(%c, %i, %i) : (!int4, i32, i32) -> i32
   return
 }
 

@@ -6,6 +6,7 @@
 !other = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 32 : i64, none, 1 : i64>
 !fa3_pool = !kv.collection<"fa3", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 !cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
+!rotated = !kv.cache<"paged", ui4, 8 : i64, 128 : i64, false, 16 : i64, vector<2xf16>, array<i64: 128, 128>>
 !strided = !kv.cache<"paged", bf16, 4 : i64, 128 : i64, false, array<i64: 32, 128, 4096>, none, 1 : i64>
 !small_pool = !kv.collection<"paged", f16, 2 : i64, 64 : i64, false, 16 : i64, none, 1 : i64>
 
@@ -36,7 +37,9 @@ func.func @merge_ragged_and_shift_tokens(%a: memref<?xbf16>, %o: memref<?xi32>, 
   return
 }
 
-func.func @convert(%p: !strided, %c: !cache, %p2: memref<?x32x8x128xbf16, strided<[?, ?, ?, 1]>, 1>) {
+func.func @convert(%p: !strided, %c: !cache, %p2: memref<?x32x8x128xbf16, strided<[?, ?, ?, 1]>, 1>, %r: !rotated) {
+  // expected-error @below {{'kv.convert' op takes no cache of rotated blocks, whose loads give rotated values: use kv.append}}
+  "kv.convert"(%r, %c) : (!rotated, !cache) -> ()
   // expected-error @below {{'kv.convert' op source and destination must have the same heads and head size, got 8 x 128 and 4 x 128}}
   "kv.convert"(%c, %p) : (!cache, !strided) -> ()
   // expected-error @below {{'kv.convert' op operand must be of type !kv.cache, got memref<?x32x8x128xbf16, strided<[?, ?, ?, 1]>, 1>}}

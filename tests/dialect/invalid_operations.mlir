@@ -5,6 +5,7 @@
 !pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 !latent = !kv.collection<"paged", bf16, 1 : i64, 576 : i64, true, 64 : i64, none, 1 : i64>
 !fp8_pool = !kv.collection<"paged", f8E4M3FN, 8 : i64, 128 : i64, false, 16 : i64, f32, 32 : i64>
+!int4_pool = !kv.collection<"paged", ui4, 8 : i64, 128 : i64, false, 16 : i64, vector<2xf16>, 32 : i64>
 !cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 !fp8 = !kv.cache<"paged", f8E4M3FN, 8 : i64, 128 : i64, false, 16 : i64, f32, 32 : i64>
 !h96 = !kv.cache<"paged", bf16, 8 : i64, 96 : i64, false, 16 : i64, none, 1 : i64>
@@ -40,7 +41,10 @@ func.func @append(%c: !pool, %i: i32, %k: memref<?x8x128xbf16>, %o: memref<?xi32
 
 func.func @append_2(%c: !pool, %i: i32, %k: memref<*xbf16>, %o: memref<?xi32>, %v: memref<?x8x128xbf16>,
     %k2: memref<?x8x128xbf16>, %o2: memref<?xi64>, %o3: memref<?x?xi32>, %s: memref<?x8x4xf32>, %c2: !fp8_pool,
-    %s2: memref<?x8x8xf32>) {
+    %s2: memref<?x8x8xf32>, %c3: !int4_pool) {
+  // expected-error @below {{'kv.append' op computes scales and zeros of this cache itself: leave key_scale and value_scale out}}
+  "kv.append"(collection = %c3, layer = %i, key = %k2, row_offsets = %o, value = %v, key_scale = %s2)
+    : (!int4_pool, i32, memref<?x8x128xbf16>, memref<?xi32>, memref<?x8x128xbf16>, memref<?x8x8xf32>) -> ()
   // expected-error @below {{'kv.append' op key must be a memref of rank 3, got memref<*xbf16>}}
   "kv.append"(collection = %c, layer = %i, key = %k, row_offsets = %o, value = %v)
     : (!pool, i32, memref<*xbf16>, memref<?xi32>, memref<?x8x128xbf16>) -> ()

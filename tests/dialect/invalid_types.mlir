@@ -26,6 +26,18 @@ func.func private @quantized_cache(!kv.cache<"paged", bf16, 8 : i64, 128 : i64, 
 func.func private @granularity(!kv.cache<"paged", i8, 8 : i64, 128 : i64, false, 16 : i64, f32, 0 : i64>)
 // expected-error @below {{'func.func' op argument #0 has a malformed type: cache dtype must be f32, f16, bf16, f8e4m3, f8e5m2, i8, i16 or i32, got i64; got !kv.cache<"paged", i64, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>}}
 func.func private @cache_dtype(!kv.cache<"paged", i64, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>)
+// expected-error @below {{'func.func' op argument #0 has a malformed type: elements of u4, and no others, have zeros, with scales of f16, got u4 with scales of f16 without zeros; got !kv.cache<"paged", ui4, 8 : i64, 128 : i64, false, 16 : i64, f16, 128 : i64>}}
+func.func private @packed_without_zeros(!kv.cache<"paged", ui4, 8 : i64, 128 : i64, false, 16 : i64, f16, 128 : i64>)
+// expected-error @below {{'func.func' op argument #0 has a malformed type: elements of u4, and no others, have zeros, with scales of f16, got i8 with scales of f16 and zeros; got !kv.cache<"paged", i8, 8 : i64, 128 : i64, false, 16 : i64, vector<2xf16>, 128 : i64>}}
+func.func private @zeros_of_bytes(!kv.cache<"paged", i8, 8 : i64, 128 : i64, false, 16 : i64, vector<2xf16>, 128 : i64>)
+// expected-error @below {{'func.func' op argument #0 has a malformed type: groups of u4 must divide the head, got groups of 96 in a head of 128; got !kv.cache<"paged", ui4, 8 : i64, 128 : i64, false, 16 : i64, vector<2xf16>, 96 : i64>}}
+func.func private @groups_of_a_part(!kv.cache<"paged", ui4, 8 : i64, 128 : i64, false, 16 : i64, vector<2xf16>, 96 : i64>)
+// expected-error @below {{'func.func' op argument #0 has a malformed type: elements of u4 need a paged cache of keys and values with packed heads, got latent rows; got !kv.cache<"paged", ui4, 1 : i64, 128 : i64, true, 16 : i64, vector<2xf16>, 128 : i64>}}
+func.func private @latent_rows(!kv.cache<"paged", ui4, 1 : i64, 128 : i64, true, 16 : i64, vector<2xf16>, 128 : i64>)
+// expected-error @below {{'func.func' op argument #0 has a malformed type: granularity must be a number, or an array of it and the elements of a block, got array<i64: 128>; got !kv.cache<"paged", ui4, 8 : i64, 128 : i64, false, 16 : i64, vector<2xf16>, array<i64: 128>>}}
+func.func private @blocks(!kv.cache<"paged", ui4, 8 : i64, 128 : i64, false, 16 : i64, vector<2xf16>, array<i64: 128>>)
+// expected-error @below {{'func.func' op argument #0 has a malformed type: a rotation needs elements of u4, and blocks of a power of two that divides the group, got 64 in groups of 96 of u4; got !kv.cache<"paged", ui4, 8 : i64, 96 : i64, false, 16 : i64, vector<2xf16>, array<i64: 96, 64>>}}
+func.func private @blocks_across_groups(!kv.cache<"paged", ui4, 8 : i64, 96 : i64, false, 16 : i64, vector<2xf16>, array<i64: 96, 64>>)
 // expected-error @below {{'func.func' op argument #0 has a malformed type: is_mla must be true or false, got 3 : i64; got !kv.cache<"paged", bf16, 8 : i64, 128 : i64, 3 : i64, 16 : i64, none, 1 : i64>}}
 func.func private @is_mla_2(!kv.cache<"paged", bf16, 8 : i64, 128 : i64, 3 : i64, 16 : i64, none, 1 : i64>)
 // expected-error @below {{'func.func' op argument #0 has a malformed type: expected an i64 parameter, got 8 : i32; got !kv.cache<"paged", bf16, 8 : i32, 128 : i64, false, 16 : i64, none, 1 : i64>}}

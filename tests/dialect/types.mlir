@@ -32,6 +32,12 @@ func.func private @quantized(
     !kv.cache<"paged", i8, 8 : i64, 128 : i64, false, 16 : i64, bf16, 100 : i64>,
     !kv.cache<"paged", f8E4M3FN, 8 : i64, 128 : i64, false, 16 : i64, f8E8M0FNU, 32 : i64>)
 
+// Two elements per byte, with a scale and a zero per granule; blocks of 64 are rotated.
+func.func private @packed(
+    !kv.collection<"paged", ui4, 8 : i64, 128 : i64, false, 16 : i64, vector<2xf16>, 128 : i64>,
+    !kv.cache<"paged", ui4, 8 : i64, 96 : i64, false, 16 : i64, vector<2xf16>, 32 : i64>,
+    !kv.cache<"paged", ui4, 8 : i64, 128 : i64, false, 16 : i64, vector<2xf16>, array<i64: 128, 64>>)
+
 func.func private @rows(!kv.rows<128 : i64, 16 : i64>, !kv.rows<64 : i64, 0 : i64>)
 
 // Parameters of descriptors: form, element, box, tile, bytes of the swizzle.

@@ -6,6 +6,7 @@
 !hnd = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, array<i64: 16, 128, 2048>, none, 1 : i64>
 !both = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, array<i64: 16, 256, 4096>, none, 1 : i64>
 !flat = !kv.cache<"continuous", bf16, 8 : i64, 128 : i64, false, 0 : i64, none, 1 : i64>
+!int4 = !kv.cache<"paged", ui4, 8 : i64, 128 : i64, false, 16 : i64, vector<2xf16>, 32 : i64>
 !quant = !kv.cache<"paged", f8E4M3FN, 8 : i64, 128 : i64, false, 16 : i64, f32, 64 : i64>
 
 gpu.module @kernels {
@@ -42,6 +43,23 @@ gpu.module @kernels {
     %w = "kv.load"(%both, %b, %h, %t, %d, %page) {width = 8 : i64} : (!both, i32, i32, i32, i32, i32) -> vector<8xbf16>
     llvm.store %v, %out : vector<8xbf16>, !llvm.ptr<1>
     llvm.store %w, %out : vector<8xbf16>, !llvm.ptr<1>
+    gpu.return
+  }
+
+  // Two elements share a byte: the offset is halved, the low half is the even element, and a zero follows the scale.
+  // CHECK-LABEL: gpu.func @packed
+  // CHECK:         %[[BYTES:.*]] = llvm.load {{.*}} : !llvm.ptr<1> -> i32
+  // CHECK:         %[[B:.*]] = llvm.bitcast %[[BYTES]] : i32 to vector<4xi8>
+  // CHECK:         %[[PAIR:.*]] = llvm.load {{.*}} {alignment = 4 : i64} : !llvm.ptr<1> -> vector<2xf16>
+  // CHECK:         %[[SCALE:.*]] = vector.extract %[[PAIR]][0]
+  // CHECK:         %[[ZERO:.*]] = vector.extract %[[PAIR]][1]
+  // CHECK:         %[[LOW:.*]] = arith.andi %[[B]], %{{.*}} : vector<4xi8>
+  // CHECK:         %[[HIGH:.*]] = arith.shrui %[[B]], %{{.*}} : vector<4xi8>
+  // CHECK:         vector.interleave %[[LOW]], %[[HIGH]]
+  // CHECK:         llvm.intr.fmuladd
+  gpu.func @packed(%c: !int4, %b: i32, %page: i32, %out: !llvm.ptr<1>) kernel {
+    %v = "kv.load"(%c, %b, %b, %b, %b, %page) {width = 8 : i64, kv.alignment = 4 : i64} : (!int4, i32, i32, i32, i32, i32) -> vector<8xf32>
+    llvm.store %v, %out : vector<8xf32>, !llvm.ptr<1>
     gpu.return
   }
 

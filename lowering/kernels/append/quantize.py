@@ -11,10 +11,12 @@ from kvarn import dsl as kv
 from kvarn.dialect.dtypes import DType
 from kvarn.dialect.layout import CacheSpec
 
+from .. import hadamard
 from ..base import Expansion
 from ..common import Group, converted, single
 
 _HELD = 16  # the most chunks that a thread has in registers
+_PACKED_BASES = -sum(0x4B400000 << 4 * i for i in range(8)) % 2**32  # less the bits of 1.5 * 2^23 in each place
 _SMALLEST = 2.0**-127  # the smallest scale with a finite reciprocal
 
 
@@ -57,9 +59,16 @@ class Quantizer:
 
     @kv.func
     def read(self, read: Callable[[Any, int], Any], part: Any) -> list[Any]:
-        """The chunks of thread ``part`` of a head, if they are kept; ``read(d, n)`` gives n f32 elements."""
+        """The chunks of thread ``part`` of a head, rotated, if they are kept; ``read(d, n)`` gives n f32 elements.
+
+        Every thread of a warp must call it where blocks are rotated.
+        """
         first, step = self.first(part), self.group.lanes * self.width
-        return [read(first + k * step, self.width) for k in kv.static(range(self.chunks if self.in_registers else 0))]
+        found = [read(first + k * step, self.width) for k in kv.static(range(self.chunks if self.in_registers else 0))]
+        if not self.spec.rotation:
+            return found
+        lanes = self.group.lanes
+        return hadamard.of_vectors(found, self.spec.rotation, lanes, kv.lane_id() if lanes > 1 else None)
 
     @kv.func
     def first(self, part: Any) -> Any:
@@ -117,32 +126,28 @@ class Quantizer:
         least = -self.group.max((-least).reduce("max"))
         greatest = self.group.max(greatest.reduce("max"))
         zero = dtype(kv.math.max(kv.math.min(least, dtype.largest), -dtype.largest))
-        reach = kv.math.max(self.scale_of(greatest - kv.f32(zero)), 0.0)
+        reach = kv.math.max((greatest - kv.f32(zero)) * (1.0 / self.spec.dtype.largest), 0.0)
         scale, in_cache = stored_scale(kv.math.min(reach, dtype.largest), dtype)
         inverse = 1.0 / scale
         if active:
             for k in kv.static(range(self.chunks)):
-                elements = self.elements(held[k] - kv.f32(zero), scale, inverse)
+                elements = self.elements(held[k] - kv.f32(zero), inverse)
                 cache.store(b, h, position, first + k * step, single(elements))
             if part % self.group.lanes == 0:
                 cache.store_scale(b, h, position, first, kv.from_lanes([in_cache, zero], dtype))
 
     @kv.func
-    def elements(self, x: Any, scale: Any, inverse: Any) -> Any:
-        """f32 values from a zero up, a multiple of 8, divided by a scale, as bytes of two 4-bit elements each."""
-        last = self.spec.dtype.largest
-        if self.divides:
-            found = x / scale
-        else:
-            quotient = x * inverse
-            found = kv.math.fma(kv.math.fma(-quotient, scale, x), inverse, quotient)
-        # Added to this number, an f32 is rounded to a whole one in the lowest bits of the sum.
-        bits = kv.bitcast(kv.math.max(kv.math.min(found, last), 0.0) + 1.5 * 2**23, kv.u32)
+    def elements(self, x: Any, inverse: Any) -> Any:
+        """f32 values from a zero up, a multiple of 8, times the inverse of a scale, as bytes of two 4-bit elements."""
+        # In a sum with this number an f32 is rounded to a whole one, in the sum's lowest bits.
+        base = 1.5 * 2**23
+        found = kv.math.fma(x, inverse, base)
+        bits = kv.bitcast(kv.math.max(kv.math.min(found, base + self.spec.dtype.largest), base), kv.u32)
         words = []
         for n in kv.static(range(0, self.width, 8)):
-            word = bits[n] & 15
-            for i in kv.static(range(1, 8)):
-                word = word | (bits[n + i] & 15) << 4 * i
+            word = kv.u32(_PACKED_BASES)
+            for i in kv.static(range(8)):
+                word = word + (bits[n + i] << 4 * i)
             words.append(word)
         return kv.bitcast(kv.from_lanes(words, kv.u32), kv.u8)
 

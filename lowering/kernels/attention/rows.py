@@ -22,6 +22,7 @@ from kvarn.dsl.values import rounded_product
 from kvarn.lowering.host_math import exp2
 from kvarn.lowering.tiles.cache_rows import load_width, place_in_pool, read_rope, read_row
 
+from .. import hadamard
 from ..common import most_lanes
 from .arguments import AttentionArguments
 from .case import Case, column_vectors, place_of
@@ -173,6 +174,8 @@ def host_kernel(case: Case) -> Any:
                 kv.f32(a.query.load(*here, h, d, width=w, alignment=case.query.itemsize)) * factor
                 for d, w in key_vectors + rope_vectors
             ]
+            if spec.rotation:
+                q = hadamard.of_vectors(q, spec.rotation)
             state = [kv.f32(LOWEST), kv.f32(0.0)]
             sums = [kv.vector(f32, w) if w > 1 else kv.f32(0.0) for _, w in value_vectors]
             row = Row(b, head, h, position, a.slopes, a.arrays)
@@ -187,6 +190,8 @@ def host_kernel(case: Case) -> Any:
                     take_all(keys, values, q, row, low, high, state, sums, None)
             sink, before = None if a.sinks is None else a.sinks[h], None if a.prior is None else a.prior_lse[(*here, h)]
             *state, inverse, of_prior = finished(*state, sink, before, exp2)
+            if spec.rotation:
+                sums = hadamard.of_vectors(sums, spec.rotation)
             for n, (d, w) in enumerate(value_vectors):
                 x = sums[n] * inverse
                 if a.prior is not None:
@@ -272,6 +277,20 @@ def simt_kernel(case: Case) -> Any:
                         d = kv.math.min(lane + 32 * n, columns - 1) * width
                         sums[n] = sums[n] + read_row(case.row, values, b, head, at, d, width, page) * share
 
+    @kv.func
+    def rotate_row(q, warp, lane):
+        """Rotate the blocks of a query row in shared memory."""
+        steps = [1 << n for n in range(spec.rotation.bit_length() - 1)]
+        for distance in kv.static(steps):
+            for pair in range(lane, case.size // 2, 32):
+                d = pair // distance * (2 * distance) + pair % distance
+                low, high = q[warp, d], q[warp, d + distance]
+                q[warp, d], q[warp, d + distance] = low + high, low - high
+            kv.syncwarp()
+        for d in range(lane, case.size, 32):
+            q[warp, d] = q[warp, d] * hadamard.factor(spec.rotation)
+        kv.syncwarp()
+
     @kv.kernel(max_threads=32 * WARPS)
     def attention_simt(a: AttentionArguments):
         lane, warp = kv.thread_id.x & 31, kv.thread_id.x >> 5
@@ -285,6 +304,8 @@ def simt_kernel(case: Case) -> Any:
             for d in range(lane, case.size, 32):
                 q[warp, d] = kv.f32(a.query[(*here, h, d)]) * factor
         kv.syncwarp()
+        if spec.rotation:
+            rotate_row(q, warp, lane)
         if exists:
             b, position, num_keys = place_of(case, a.source, a.values, queries, number)
             first, end = case.mask.interval(position, num_keys)
@@ -304,6 +325,8 @@ def simt_kernel(case: Case) -> Any:
             top, total = state
             sink, before = None if a.sinks is None else a.sinks[h], None if a.prior is None else a.prior_lse[(*here, h)]
             top, total, inverse, of_prior = finished(top, kv.warp_reduce(total, "add"), sink, before)
+            if spec.rotation:
+                sums = hadamard.of_vectors(sums, spec.rotation, 32, lane)
             for n in kv.static(range(vectors_per_lane)):
                 column = lane + 32 * n
                 if column < columns:

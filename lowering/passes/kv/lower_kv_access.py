@@ -213,8 +213,7 @@ def unpacked(bytes_: ir.Value, result: ir.Type, dim: ir.Value) -> ir.Value:
         shift = arith.trunci(i8, ((Ix(dim) & 1) * 4).value)
         return arith.andi(arith.shrui(bytes_, shift), constant(15))
     low, high = arith.andi(bytes_, constant(15)), arith.shrui(bytes_, constant(4))
-    half = ir.VectorType(bytes_.type).shape[0]
-    return vector.shuffle(low, high, [i // 2 + i % 2 * half for i in range(2 * half)])
+    return vector.interleave(low, high)
 
 
 @RULES.lowers("kv.load")

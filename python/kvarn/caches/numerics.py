@@ -65,7 +65,8 @@ def encode(record: Record, values: Any) -> tuple[np.ndarray, np.ndarray]:
     """Quantize heads to 4-bit elements with zeros, as ``append`` does.
 
     A group's zero is its least value, and its scale a fifteenth of the distance from that to the greatest value, both
-    rounded to the type of the scales, and at most its largest number; a scale of zero becomes one.
+    rounded to the type of the scales, and at most its largest number; a scale of zero becomes one. Elements are values
+    above the zero times the inverse of the scale as f32, rounded to even.
 
     Parameters
     ----------
@@ -82,27 +83,45 @@ def encode(record: Record, values: Any) -> tuple[np.ndarray, np.ndarray]:
     shape, of_scale = x.shape, record.scale
     if not record.packed or of_scale is None:
         raise ValueError(f"encode needs a record of 4-bit elements, got {record}")
-    for problem in problems(record.elements, of_scale, record.group, record.zero, shape[-1]):
+    for problem in problems(record.elements, of_scale, record.group, record.zero, record.rotation, shape[-1]):
         raise ValueError(problem)
     groups = shape[-1] // record.group
+    x = rotated(x, record.rotation)
     x = x.reshape(*shape[:-1], groups, record.group)
     most, last = np.float32(of_scale.largest), np.float32(record.elements.largest)
     zero = np.clip(x.min(-1), -most, most).astype(of_scale.numpy).astype(np.float32)
     with np.errstate(under="ignore"):
-        scale = np.minimum((x.max(-1) - zero) / last, most)
+        scale = np.minimum((x.max(-1) - zero) * (np.float32(1) / last), most)
         scale = np.maximum(scale, np.float32(0)).astype(of_scale.numpy).astype(np.float32)
     scale = np.where(scale == 0, np.float32(1), scale)
-    elements = np.clip(np.rint((x - zero[..., None]) / scale[..., None]), np.float32(0), last).astype(np.uint8)
+    steps = (x - zero[..., None]).astype(np.float64) * (np.float32(1) / scale)[..., None]  # exact products
+    elements = np.clip(np.rint(steps), 0, last).astype(np.uint8)
     pairs = np.stack((scale, zero), -1).astype(of_scale.numpy)
     return packed(elements.reshape(shape)), pairs.reshape(*shape[:-1], 2 * groups)
 
 
 def decode(record: Record, row: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """The values, f32 [..., D], of bytes [..., D / 2] and their (scale, zero) per group."""
+    """The values, f32 [..., D], of bytes [..., D / 2] and their (scale, zero) per group, with no rotation left."""
     elements = unpacked(row)
     grouped = elements.reshape(*elements.shape[:-1], elements.shape[-1] // record.group, record.group)
     pairs = scales.reshape(*grouped.shape[:-1], 2)
-    return dequantize(grouped, pairs[..., :1], dtypes.f32, pairs[..., 1:]).reshape(elements.shape)
+    values = dequantize(grouped, pairs[..., :1], dtypes.f32, pairs[..., 1:]).reshape(elements.shape)
+    return rotated(values, record.rotation)
+
+
+def rotated(x: np.ndarray, block: int) -> np.ndarray:
+    """Blocks of the last dimension times a Hadamard matrix over the square root of its order; its own inverse.
+
+    In f32, as kernels do it: sums and differences at growing distances, then the factor.
+    """
+    if not block:
+        return x
+    distance = 1
+    while distance < block:
+        pairs = x.reshape(*x.shape[:-1], x.shape[-1] // (2 * distance), 2, distance)
+        low, high = pairs[..., 0, :], pairs[..., 1, :]
+        x, distance = np.stack((low + high, low - high), -2).reshape(x.shape), 2 * distance
+    return x * np.float32(block**-0.5)
 
 
 def packed(elements: np.ndarray) -> np.ndarray:

@@ -192,6 +192,7 @@ def pool_of(
     spec = layout.spec_of(
         kind, dtype, heads, size, page_size=0 if kind == CONTINUOUS else slots, is_mla=is_mla,
         scale_dtype=scale_dtype, granularity=granularity, zero=of is not None and of.zero,
+        rotation=0 if of is None else of.rotation,
     )  # fmt: skip
     return spec, views, at
 

@@ -16,6 +16,10 @@ def _check_convert(seen: SimpleNamespace) -> None:
     for spec, name in ((a, "source"), (b, "destination")):
         if spec.quantized and spec.kind != PAGED:
             raise ValueError(f"{title}: {name} must be paged to have scales")
+        if spec.rotation:
+            raise ValueError(
+                f"{title}: {name} has rotated blocks, whose loads give rotated values: append its tokens anew"
+            )
     if (a.num_heads, a.head_size) != (b.num_heads, b.head_size):
         raise ValueError(
             f"{title}: source and destination must have the same heads and head size, got "

@@ -189,7 +189,8 @@ class _Part:
 
     def must_match(self, other: _Part) -> None:
         a, b = (
-            (s.dtype, s.scale_dtype, s.granularity, s.zero, s.head_size, s.is_mla) for s in (self._spec, other._spec)
+            (s.dtype, s.scale_dtype, s.granularity, s.zero, s.rotation, s.head_size, s.is_mla)
+            for s in (self._spec, other._spec)
         )
         if a != b or self.total_heads != other.total_heads:
             raise ValueError(

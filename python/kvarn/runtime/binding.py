@@ -171,7 +171,7 @@ def _describe(spec: CacheSpec) -> str:
     text += f" strides={spec.strides}" if spec.strides is not None else ""
     text += " mla" if spec.is_mla else ""
     text += f" scales={spec.scale_dtype.name}/{spec.granularity}" if spec.scale_dtype else ""
-    return text + (" with zeros" if spec.zero else "")
+    return text + (" with zeros" if spec.zero else "") + (f" rotated by {spec.rotation}" if spec.rotation else "")
 
 
 def _check_spec(arg: Arg, where: str, obj: Any) -> None:

@@ -25,7 +25,17 @@ from kvarn.dialect import dtypes, layout, page_orders, tma_layout
 from kvarn.errors import meant
 
 _CACHES = {"paged": layout.PAGED, "continuous": layout.CONTINUOUS, "fa3": layout.FA3}
-_KEYWORDS = ("num_heads", "head_size", "page_size", "is_mla", "scale_dtype", "granularity", "strides", "zero")
+_KEYWORDS = (
+    "num_heads",
+    "head_size",
+    "page_size",
+    "is_mla",
+    "scale_dtype",
+    "granularity",
+    "strides",
+    "zero",
+    "rotation",
+)
 _OPERANDS = {"scales": layout.SCALES, "dense": layout.DENSE, "ragged": layout.RAGGED}
 _WRAPPERS = {"collection": layout.CollectionSpec, "operand": layout.OperandSpec}
 _DESCRIPTORS = {

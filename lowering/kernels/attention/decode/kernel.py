@@ -44,6 +44,7 @@ from kvarn.lowering.kernels.base import Expansion
 from kvarn.lowering.kernels.common import row_alignment
 from kvarn.lowering.schedules.decode import COLUMNS, NEVER, DecodeConfig, configured, entries_of_few
 
+from ... import hadamard
 from ...elements import FACTORS_OF_WORD, SCALED_BY
 from ..arguments import AttentionArguments
 from ..case import Case, last_not_above
@@ -105,6 +106,18 @@ def decode_kernel(c: DecodeConfig) -> Any:
         """The finished output of 4-bit elements, whose odd elements have another factor than the even ones."""
         for i in kv.static(range(4 * NT * KS)):
             o[i] = o[i] * (SCALED_BY / FACTORS_OF_WORD[i % 4 // 2])
+
+    @kv.func
+    def rotate_back(o, lane):
+        """Rotate the blocks of the output: element ``c.pair_of(t, lane) + half``."""
+        for nt in kv.static(range(NT)):
+            for u in kv.static(range(2)):
+                at = [(nt * KS + t) * 4 + 2 * half + u for t in range(KS) for half in range(2)]
+                four = [o[i] for i in at]  # of a lane: four neighbours, then those of the next 32
+                quads = [kv.from_lanes(four[i : i + 4], kv.f32) for i in range(0, len(four), 4)]
+                quads = hadamard.of_vectors(quads, c.spec.rotation, 8, lane, 4)
+                for n, i in kv.static(enumerate(at)):
+                    o[i] = quads[n // 4][n % 4]
 
     @kv.func
     def unit_above(top):
@@ -392,6 +405,8 @@ def decode_kernel(c: DecodeConfig) -> Any:
                 if ZS:
                     rescale_halves(o)
                     add_sums_of_zeros(o, zeros, lane)
+                    if c.spec.rotation:
+                        rotate_back(o, lane)
                 elif GC:
                     rescale(o, unit[0])
                 # A warp without rows of the sequence stores nothing, and no warp waits for it.

@@ -26,6 +26,7 @@ import kvarn as kv
 from kvarn.dialect.layout import cdiv
 from kvarn.lowering.schedules.decode import COLUMNS, DecodeConfig
 
+from ... import hadamard
 from ...elements import FACTORS_OF_WORD, SCALED_BY, ones, widened, widened_columns
 
 _REPRESENTABLE = -0x2000  # mask of the bits of an f32 that tf32 has
@@ -63,6 +64,22 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
         if c.narrow and c.case.query is not kv.f16:
             found = kv.f16(kv.f32(found))
         return kv.where(inside, kv.bitcast(found, kv.i32), 0)
+
+    @kv.func
+    def rotated_words(query, token, h, lane, column0):
+        """Every :func:`query_word` of a row of rotated heads: [2 * step + word]."""
+        found = []
+        for chunk in kv.static(range(c.size // 32)):
+            loaded = query.load(
+                *token, h, chunk * 32 + (lane & 3) * 8 + column0, width=8, alignment=c.case.query.itemsize
+            )
+            found.append(kv.f32(loaded))
+        found, words = hadamard.of_vectors(found, spec.rotation, 4, lane), []
+        for ks in kv.static(range(QS)):
+            for u in kv.static(range(2)):
+                j, x = 2 * (ks % 2) + u, found[ks // 2]
+                words.append(kv.pack_f16x2(*(x[i] * (1.0 / FACTORS_OF_WORD[j]) for i in (j, j + 4))))
+        return words
 
     @kv.func
     def query_word(query, token, h, ks, u, lane, column0):
@@ -105,10 +122,14 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
             safe = kv.where(exists, row, 0)
             token = queries.at(queries.base(b), safe // G)
             h = head * G + safe % G
-            words = []
+            words, turned = [], None
+            if spec.rotation:
+                turned = rotated_words(query, token, h, lane, column0)
             for ks in kv.static(range(QS)):
                 for u in kv.static(range(2)):
-                    if c.joined > 1:
+                    if turned is not None:
+                        word = turned[2 * ks + u]
+                    elif c.joined > 1:
                         word = joined_word(query, token, h, ks, u, lane, safe % G // c.case.group)
                     else:
                         word = query_word(query, token, h, ks, u, lane, column0)
@@ -429,10 +450,6 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
                     o[at : at + 4] = multiplied(a, b[nt], o[at : at + 4])
 
     return SimpleNamespace(
-        query=query,
-        empty_query=empty_query,
-        scores=scores,
-        whole_scores=whole_scores,
-        add_values=add_values,
+        query=query, empty_query=empty_query, scores=scores, whole_scores=whole_scores, add_values=add_values,
         granule_of=granule_of,
-    )
+    )  # fmt: skip
