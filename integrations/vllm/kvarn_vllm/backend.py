@@ -44,7 +44,6 @@ _INVARIANT = FixedSchedule(batch_invariant=True)
 class KvarnBackend(AttentionBackend):
     """What vLLM asks of a backend before the engine starts."""
 
-    accept_output_buffer = True
     supported_dtypes: ClassVar[list[torch.dtype]] = support.DTYPES
     supported_kv_cache_dtypes: ClassVar[list[Any]] = support.CACHE_DTYPES
     forward_includes_kv_cache_update = True
@@ -68,6 +67,18 @@ class KvarnBackend(AttentionBackend):
     @classmethod
     def supports_head_size(cls, head_size: int) -> bool:
         return support.supports_head_size(head_size)
+
+    @classmethod
+    def supports_batch_invariance(cls) -> bool:
+        return True
+
+    @classmethod
+    def supports_sink(cls) -> bool:
+        return True
+
+    @classmethod
+    def supports_sliding_window(cls) -> bool:
+        return True
 
     @classmethod
     def validate_configuration(
@@ -131,7 +142,7 @@ class KvarnBuilder(AttentionMetadataBuilder[KvarnMetadata]):
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
-        support.check_engine(vllm_config)
+        support.check_engine(vllm_config, kv_cache_spec)
         self._lengths = torch.zeros(vllm_config.scheduler_config.max_num_seqs, dtype=torch.int32, device=device)
         self._views: dict[int, torch.Tensor] = {}
         # Without drafts a step of a few new tokens is rare: one program serves all of them.
@@ -233,7 +244,11 @@ class KvarnAttention(AttentionImpl[KvarnMetadata]):
         self._made: dict[tuple[int, ...], kv.ForeignPages] = {}
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
-        if self.sinks is not None:
+        if self.sinks is None:
+            return
+        if "sinks" in self._options:  # weights that are loaded again: captured graphs read the same memory
+            self._options["sinks"].copy_(self.sinks.detach())
+        else:
             self._options["sinks"] = self.sinks.detach().float()
 
     def _collection(self, pool: torch.Tensor, step: KvarnMetadata) -> kv.ForeignPages:
@@ -243,6 +258,8 @@ class KvarnAttention(AttentionImpl[KvarnMetadata]):
             self._pages = kv.ForeignPages.vllm(data, step.lengths, step.table, layout="packed")
             self._pool = pool
             self._made.clear()
+            if "alibi_slopes" in self._options:
+                self._options["alibi_slopes"] = self._options["alibi_slopes"].to(pool.device)
         elif len(self._made) >= _COLLECTIONS:
             self._made.clear()
         longest = step.table.shape[1] * pool.shape[2]
