@@ -96,6 +96,11 @@ class CacheSpec:
         return self.scale_dtype is not None
 
     @property
+    def unscaled(self) -> bool:
+        """Whether elements have 8 bits and no scales: those of a whole tensor are the caller's."""
+        return self.dtype.bits == 8 and self.scale_dtype is None
+
+    @property
     def num_scales(self) -> int:
         """G, the scales per token and head: cdiv(D, granularity)."""
         return cdiv(self.head_size, self.granularity)

@@ -162,7 +162,10 @@ class KvarnBuilder(AttentionMetadataBuilder[KvarnMetadata]):
         done = set()
         for layer in (layers[name] for name in layer_names):
             impl = layer.impl
-            if not isinstance(impl, KvarnAttention) or impl.kind in done:
+            if not isinstance(impl, KvarnAttention):
+                continue
+            impl._scaled(layer, self.device)  # before a capture, in which nothing is copied from the host
+            if impl.kind in done:
                 continue
             done.add(impl.kind)
             heads, size = impl.num_kv_heads, impl.head_size
@@ -239,6 +242,7 @@ class KvarnAttention(AttentionImpl[KvarnMetadata]):
             num_heads, self.num_kv_heads, head_size, kv_cache_dtype, sliding_window, logits_soft_cap,
             alibi_slopes is None, sinks is None,
         )  # fmt: skip
+        self._scales: tuple[float, float, torch.Tensor | None] = (1.0, 1.0, None)
         self._pool: torch.Tensor | None = None
         self._pages: kv.ForeignPages
         self._made: dict[tuple[int, ...], kv.ForeignPages] = {}
@@ -268,6 +272,14 @@ class KvarnAttention(AttentionImpl[KvarnMetadata]):
         )
         return made
 
+    def _scaled(self, layer: Any, device: torch.device) -> tuple[float, float, torch.Tensor | None]:
+        """The scales of an fp8 layer's keys and values, and the tensor of both for an append if they are not 1."""
+        found = layer._k_scale_float, layer._v_scale_float
+        if found != self._scales[:2]:
+            both = None if found == (1.0, 1.0) else torch.tensor(found, dtype=torch.float32, device=device)
+            self._scales = (*found, both)
+        return self._scales
+
     def forward(
         self,
         layer: Any,
@@ -289,16 +301,12 @@ class KvarnAttention(AttentionImpl[KvarnMetadata]):
         pages = self._made.get(step.key) if kv_cache is self._pool else None
         if pages is None:
             pages = self._collection(kv_cache, step)
-        scale, value_scale = self.scale, 1.0
+        scale, value_scale, scales = self.scale, 1.0, None
         if self.kv_cache_dtype in support.FP8:
-            key_scale, value_scale = layer._k_scale_float, layer._v_scale_float
+            key_scale, value_scale, scales = self._scaled(layer, output.device)
             scale *= key_scale
-            if key_scale != 1.0:
-                key = key / key_scale
-            if value_scale != 1.0:
-                value = value / value_scale
         if not self.shares:
-            kv.ops.append(pages, 0, key, value, step.offsets)
+            kv.ops.append(pages, 0, key, value, step.offsets, tensor_scales=scales)
         kv.ops.attention(pages, 0, query, step.offsets, scale=scale, out=output, **self._options)
         if value_scale != 1.0:
             output.mul_(value_scale)
