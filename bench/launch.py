@@ -198,7 +198,7 @@ def main(argv: list[str] | None = None) -> int:
         }
     part = "with" if quick.available() else "without"
     version = ".".join(map(str, status.version or ()))
-    print(f"{on.name}, driver of CUDA {version}, host time a launch, {part} the native part")
+    print(f"{on.name}, driver of CUDA {version}, host time per launch, {part} the native part")
     for name, us in figures.items():
         goal = GOALS.get(name.partition(":")[0].partition(",")[0], GOALS["torch"])
         print(f"  {name:36s} {us:7.2f} us   goal {goal:g}{'' if us <= goal else '  MISSED'}")

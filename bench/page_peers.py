@@ -74,6 +74,6 @@ def flashinfer(listed: ListedHeads) -> Callable[[int], Any]:
 
 
 PEERS: dict[str, tuple[str, Callable[[ListedHeads], Callable[[int], Any]]]] = {
-    "fa3": ("FA3 of vLLM, a head a page", fa3),
-    "flashinfer": ("FlashInfer fa2, a head a page", flashinfer),
+    "fa3": ("FA3 of vLLM, one head per page", fa3),
+    "flashinfer": ("FlashInfer fa2, one head per page", flashinfer),
 }

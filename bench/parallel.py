@@ -185,7 +185,7 @@ def measure(batch: int, length: int, layers: int, device: str, repeats: int) -> 
     figures = {name: timer(step, checked.get(name)) / layers for name, step in cases.items()}
     ranks.synchronize()
     return {"batch": batch, "context": length, "ranks": world, "message bytes": message.bytes.shape[1],
-            "error": error, "error of one device": other, "us a layer": figures}  # fmt: skip
+            "error": error, "error of one device": other, "us per layer": figures}  # fmt: skip
 
 
 def main() -> None:
@@ -208,9 +208,9 @@ def main() -> None:
         if dist.get_rank() == 0:
             print(f"{case} on {record['ranks']} ranks: {record['message bytes']} bytes of a rank, error "
                   f"{record['error']:.2e} (one device {record['error of one device']:.2e})")  # fmt: skip
-            base = record["us a layer"]["one device"]
-            for name, us in record["us a layer"].items():
-                print(f"  {name:24s} {us:9.1f} us a layer {base / us:6.2f}x", flush=True)
+            base = record["us per layer"]["one device"]
+            for name, us in record["us per layer"].items():
+                print(f"  {name:24s} {us:9.1f} us per layer {base / us:6.2f}x", flush=True)
         if options.device == "cuda":
             torch.cuda.empty_cache()
     if options.json and dist.get_rank() == 0:

@@ -94,7 +94,7 @@ def _memory_ceilings(arrays: Any, record: Callable[..., dict[str, Any]]) -> Iter
     sums = torch.empty(count // (READS * 4 * 32), dtype=torch.int32, device="cuda")
     read, copy = reading_kernel(), copying_kernel()
     read_grid, copy_grid = count // (READS * 4 * THREADS), count // (COPIES * 4 * THREADS)
-    how, wanted = "kvarn, 16 bytes a thread", int(x.sum(dtype=torch.int64)) % 2**32
+    how, wanted = "kvarn, 16 bytes per thread", int(x.sum(dtype=torch.int64)) % 2**32
 
     def summed() -> bool:
         return int(sums.sum(dtype=torch.int64)) % 2**32 == wanted

@@ -44,20 +44,20 @@ class Buffer:
 
 
 def stored(spec: CacheSpec) -> DType:
-    """The storage type of the cache."""
-    return spec.dtype
+    """The storage type of the cache; u8 for elements that share a byte."""
+    return spec.dtype.unit
 
 
 def storable(spec: CacheSpec) -> tuple[str, ...]:
     """Element types that an append takes: floats where it quantizes or saturates, otherwise the storage type only."""
     if spec.quantized:
         return FLOATS
-    return (spec.dtype.name, *FLOATS) if spec.dtype.bits == 8 else (spec.dtype.name,)
+    return (spec.dtype.name, *FLOATS) if spec.converted else (spec.dtype.name,)
 
 
 def queryable(spec: CacheSpec) -> tuple[str, ...]:
-    """Element types of a query: the cache's own float type, or any of bf16, f16 and f32 over 8-bit storage."""
-    return FLOATS if spec.dtype.bits == 8 else (spec.dtype.name,)
+    """Element types of a query: the cache's own float type, or any of bf16, f16 and f32 over 8 or 4 bits."""
+    return FLOATS if spec.converted else (spec.dtype.name,)
 
 
 def extents_of(spec: CacheSpec | None) -> dict[str, int]:
@@ -65,6 +65,7 @@ def extents_of(spec: CacheSpec | None) -> dict[str, int]:
     if spec is None:
         return {}
     found = {"2": 2, "H": spec.num_heads, "D": spec.head_size, "H * D": spec.row_size, "2 * H * D": 2 * spec.row_size}
+    found["D stored"] = spec.stored_size
     return found if not spec.quantized else {**found, "scales": spec.num_scales}
 
 

@@ -13,10 +13,27 @@ from dataclasses import dataclass
 from typing import Any
 
 __all__ = [
-    "DType", "bf16", "bool_", "f8e4m3", "f8e5m2", "f8e8m0", "f16", "f32", "f64", "i8", "i16", "i32", "i64", "u8", "u16",
-    "u32", "u64",
+    "DType",
+    "bf16",
+    "bool_",
+    "f8e4m3",
+    "f8e5m2",
+    "f8e8m0",
+    "f16",
+    "f32",
+    "f64",
+    "i8",
+    "i16",
+    "i32",
+    "i64",
+    "u4",
+    "u8",
+    "u16",
+    "u32",
+    "u64",
 ]  # fmt: skip
 
+PACKED_HELP = "this reads a cache's elements one by one, so convert to a cache of bf16 first (kv.ops.convert)"
 OUTSIDE_KERNEL = "values of a kernel are made while a kernel is traced, or inside `with context:`"
 _cast_in_kernel: Callable[[Any, DType], Any] | None = None  # the kernel language's, once it is imported
 
@@ -60,10 +77,30 @@ class DType:
     def __hash__(self) -> int:
         return hash(self.name)
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Copies are the type itself: code compares types by identity."""
+        return element_by_name, (self.name,)
+
     @property
     def itemsize(self) -> int:
-        """Bytes that one element takes in memory."""
+        """Bytes that one element takes in memory; ValueError for elements that share a byte."""
+        if self.per_unit > 1:
+            raise ValueError(f"an element of {self.name} is {self.bits} bits, and has no size in bytes: {PACKED_HELP}")
         return max(self.bits, 8) // 8
+
+    @property
+    def per_unit(self) -> int:
+        """Elements per unit of memory: 2 for a 4-bit type, of which two share a byte, otherwise 1."""
+        return 8 // self.bits if 1 < self.bits < 8 else 1
+
+    @property
+    def unit(self) -> DType:
+        """The type of the units in memory: bytes for elements that share one, otherwise the type itself."""
+        return u8 if self.per_unit > 1 else self
+
+    def bytes_of(self, elements: Any) -> Any:
+        """Bytes that a number of elements takes, or the byte offset of an element; whole units of packed elements."""
+        return elements >> (self.per_unit.bit_length() - 1) if self.per_unit > 1 else elements * self.itemsize
 
     @property
     def is_float(self) -> bool:
@@ -116,6 +153,7 @@ u16 = DType("u16", 16, "u", "i16", 65535.0)
 u32 = DType("u32", 32, "u", "i32", 4294967295.0)
 u64 = DType("u64", 64, "u", "i64", 18446744073709551615.0)
 bool_ = DType("bool", 1, "b", "i1", 1.0)
+u4 = DType("u4", 4, "u", "ui4", 15.0)  # of records only: no kernel has a value of it
 
 ALL = (f64, f32, f16, bf16, f8e4m3, f8e5m2, f8e8m0, i8, i16, i32, i64, u8, u16, u32, u64, bool_)
 _BY_NAME = {t.name: t for t in ALL}
@@ -138,6 +176,21 @@ def by_name(name: str) -> DType:
     if name not in _BY_NAME:
         raise ValueError(f"dtype must be one of {', '.join(_BY_NAME)}, got {name!r}")
     return _BY_NAME[name]
+
+
+def stored(dtype: Any) -> DType:
+    """The dtype of a record's elements, in any form of :func:`of`, or ``"u4"``."""
+    return u4 if dtype in (u4, u4.name) else of(dtype)
+
+
+def stored_by_mlir(text: str) -> DType:
+    """The dtype of a record's elements, given as the text of an MLIR type."""
+    return u4 if text == u4.mlir else by_mlir(text)
+
+
+def element_by_name(name: str) -> DType:
+    """The dtype of a record's elements, by its name."""
+    return u4 if name == u4.name else by_name(name)
 
 
 def by_mlir(text: str) -> DType:

@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any, ClassVar, NamedTuple
 
-from . import dtypes
+from . import dtypes, records
 from .dtypes import DType
 from .page_orders import added, reserved
 
@@ -26,7 +26,6 @@ OPERAND_KINDS = (*KINDS, SCALES, DENSE, RAGGED)
 reserved.update(OPERAND_KINDS)
 KEY, VALUE = 0, 1
 _MAX_I32 = 2**31 - 1
-SCALE_DTYPES = ("f32", "f16", "bf16", "f8e8m0")
 
 
 def cdiv(a: Any, b: Any) -> Any:
@@ -56,7 +55,7 @@ class CacheSpec:
     num_heads, head_size : int
         KV heads H and head size D.
     Tokens per page P; 0 for a continuous cache.
-        Tokens a page P; 0 for a continuous cache.
+        Tokens per page, P; 0 for a continuous cache.
     is_mla : bool
         One latent head and no value half.
     scale_dtype : DType or None
@@ -67,6 +66,8 @@ class CacheSpec:
         Elements from one token slot of a page to the next, and from one head to the next. None: packed, tokens before
         heads (H*D and D); explicit strides of a packed cache are normalized to None. Other layouts, such as heads
         before tokens or keys and values in one row, need a paged cache. Scales are always packed.
+    zero : bool
+        Whether each scale is followed by a zero (``records.Record``).
     """
 
     kind: str
@@ -78,6 +79,7 @@ class CacheSpec:
     scale_dtype: DType | None = None
     granularity: int = 1
     strides: tuple[int, int] | None = None
+    zero: bool = False
 
     kinds: ClassVar[tuple[str, ...]] = KINDS
 
@@ -101,9 +103,39 @@ class CacheSpec:
         return self.dtype.bits == 8 and self.scale_dtype is None
 
     @property
-    def num_scales(self) -> int:
-        """G, the scales per token and head: cdiv(D, granularity)."""
+    def record(self) -> records.Record:
+        """What a token and head stores."""
+        return records.Record(self.dtype, self.scale_dtype, self.granularity if self.quantized else 1, self.zero)
+
+    @property
+    def packed(self) -> bool:
+        """Whether elements share bytes; element strides and offsets are then those of whole bytes."""
+        return self.dtype.per_unit > 1
+
+    @property
+    def stored_size(self) -> int:
+        """Units of memory per token and head: D elements, or the bytes that they share."""
+        return self.head_size // self.dtype.per_unit
+
+    @property
+    def converted(self) -> bool:
+        """Whether kernels convert elements to the query's type: those of at most 8 bits, with or without scales."""
+        return self.dtype.bits <= 8
+
+    @property
+    def granules(self) -> int:
+        """Groups of elements per token and head that share a scale: cdiv(D, granularity)."""
         return cdiv(self.head_size, self.granularity)
+
+    @property
+    def granule_scales(self) -> int:
+        """Scales per granule: one, and its zero if there is one."""
+        return 1 + self.zero
+
+    @property
+    def num_scales(self) -> int:
+        """G, the scales per token and head, with their zeros."""
+        return self.granules * self.granule_scales
 
     @property
     def row_size(self) -> int:
@@ -269,17 +301,16 @@ def spec_problems(spec: CacheSpec) -> list[str]:
         found.append("is_mla must be false for an fa3 cache, whose blocks always contain K and V")
     if spec.kind == SCALES and spec.scale_dtype is None:
         found.append("a scales operand must have a scale type, got none")
-    if spec.scale_dtype is not None:
-        if spec.kind in (CONTINUOUS, FA3) or order is not None:
-            found.append(f"scales need a paged cache, got a {spec.kind} one")
-        if spec.scale_dtype.name not in SCALE_DTYPES:
-            found.append(f"scale dtype must be one of {', '.join(SCALE_DTYPES)}, got {spec.scale_dtype.name}")
-        if spec.dtype.bits > 8 and spec.of_cache:
-            found.append(f"a quantized cache must store an 8-bit type, got {spec.dtype.name}")
-        if spec.granularity < 1:
-            found.append(f"granularity must be positive, got {spec.granularity}")
-    if spec.dtype.kind not in "fi" or spec.dtype.name in ("f64", "f8e8m0", "i64"):
-        found.append(f"cache dtype must be f32, f16, bf16, f8e4m3, f8e5m2, i8, i16 or i32, got {spec.dtype.name}")
+    if spec.scale_dtype is not None and (spec.kind in (CONTINUOUS, FA3) or order is not None):
+        found.append(f"scales need a paged cache, got a {spec.kind} one")
+    found += records.problems(
+        spec.dtype, spec.scale_dtype, spec.granularity, spec.zero, spec.head_size, of_cache=spec.of_cache
+    )
+    if spec.packed and (spec.kind != PAGED or spec.is_mla or spec.strides is not None):
+        got = f"a {spec.kind} one" if spec.kind != PAGED else "latent rows" if spec.is_mla else "other strides"
+        found.append(
+            f"elements of {spec.dtype.name} need a paged cache of keys and values with packed heads, got {got}"
+        )
     problem = order.problem(spec) if order is not None and not found else None
     return found if problem is None else [problem]
 
@@ -449,7 +480,10 @@ def joined(run: int, dims: Sequence[tuple[int, tuple[int, ...]]]) -> tuple[int, 
 
 def scale_offset(spec: CacheSpec, block: Any, slot: Any, head: Any, dim: Any, stride0: Any) -> Any:
     """Scale of (page, slot, head, dim) from the scales' base; the granule index is dim // granularity."""
-    return block * stride0 + slot * spec.scales_token_stride + head * spec.num_scales + dim // spec.granularity
+    row = block * stride0 + slot * spec.scales_token_stride + head * spec.num_scales
+    if spec.zero:
+        return row + dim // spec.granularity * spec.granule_scales
+    return row + dim // spec.granularity
 
 
 def row_stride(spec: CacheSpec, stride0: Any) -> Any:
@@ -503,7 +537,7 @@ def populate_problems(tile_rows: int, page_size: int, base_alignment: int | None
             f"several pages, got {base_alignment}"
         )
     if pair_cta and pages > 1 and pages % 2:
-        found.append(f"pair_cta needs one page a tile or an even number, got {pages}")
+        found.append(f"pair_cta needs one page per tile or an even number, got {pages}")
     if pair_cta and tile_rows % 2:
         found.append(f"pair_cta needs an even number of tile rows, got {tile_rows}")
     return found
@@ -576,7 +610,12 @@ def spec_of(kind: str, dtype: Any, num_heads: int, head_size: int, **rest: Any) 
     """A spec from any form of dtype (kvarn, NumPy, torch, name)."""
     scale = rest.pop("scale_dtype", None)
     return spec_class(kind)(
-        kind, dtypes.of(dtype), num_heads, head_size, scale_dtype=None if scale is None else dtypes.of(scale), **rest
+        kind,
+        dtypes.stored(dtype),
+        num_heads,
+        head_size,
+        scale_dtype=None if scale is None else dtypes.of(scale),
+        **rest,
     )
 
 

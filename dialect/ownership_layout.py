@@ -43,6 +43,6 @@ UNWRITTEN, SHARED, FREE, FOREIGN, BEYOND, ENDED, OUTSIDE = range(1, 8)
 def granule(spec: CacheSpec, of_scales: bool) -> int:
     """Bytes of one head's row of a token, in the pool or in its scales."""
     if not of_scales:
-        return spec.head_size * spec.dtype.itemsize
+        return spec.dtype.bytes_of(spec.head_size)
     assert spec.scale_dtype is not None
     return spec.num_scales * spec.scale_dtype.itemsize

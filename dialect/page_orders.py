@@ -47,6 +47,12 @@ ADDED_TAKE = frozenset({
     "cache_length", "cache_lengths", "field", "is_empty", "load", "load_pages", "max_context_length",
     "max_prompt_length", "page", "raw_page", "store",
 })  # fmt: skip
+# The ops that read and write elements that share bytes, or no elements at all; other ops refuse caches of them.
+PACKED_TAKE = ADDED_TAKE | {
+    "append", "attention", "attention_padded", "block_ptr", "convert", "copy_pages", "gather", "key_cache", "load_raw",
+    "load_scale", "make_cache", "make_collection", "rope_append", "scale_block_ptr", "scales_base", "store_scale",
+    "transfer_pages", "value_cache",
+}  # fmt: skip
 
 
 def add_kind(order: PageOrder) -> PageOrder:
@@ -60,4 +66,4 @@ def add_kind(order: PageOrder) -> PageOrder:
     return order
 
 
-__all__ = ["ADDED_TAKE", "PageOrder", "add_kind", "added", "listeners"]
+__all__ = ["ADDED_TAKE", "PACKED_TAKE", "PageOrder", "add_kind", "added", "listeners"]

@@ -652,15 +652,21 @@ PREFIX_OF_DECODE = "decode_"
 DECODE_THRESHOLD = Entry(
     "decode_threshold",
     "The most new tokens of sequences that a second kernel, of kind decode, computes; 0: one kernel computes all.",
-    "0 with 16-bit caches, one sequence, `batch_invariant`, `kind` or `max_queries`; otherwise as many as kind decode "
-    "takes, for batches whose sequences have on average less than a fourth of the longest one's new tokens",
+    "0 with one sequence, `batch_invariant`, `kind` or `max_queries`; otherwise as many as have 8 query rows per KV "
+    "head, or 1, for batches whose sequences have on average less than a fourth of the longest one's new tokens",
     least=0,
     most=8,
     old_name="few",
 )
+DECODE_SHARE = Entry(
+    "decode_share",
+    "Sixteenths of the multiprocessors on which the decode kernel of a divided batch runs; tiles start on the others.",
+    "7 for 16-bit caches, 10 for 8-bit ones; 16 where the KV heads are too few for one block per multiprocessor",
+    most=16,
+)
 DIVIDED = replace(
     TILED,
-    entries=(*TILED.entries, DECODE_THRESHOLD),
+    entries=(*TILED.entries, DECODE_THRESHOLD, DECODE_SHARE),
     decided=(
         Entry("uneven", "Only a batch of uneven sequences is divided.", "where decode_threshold is not given", bool),
         *(

@@ -195,9 +195,11 @@ _OTHER = {"rows": "columns", "columns": "rows"}
 
 @functools.lru_cache(1024)  # every use of a tile in a kernel asks for its layout, and a kernel has few distinct ones
 def _parse(text: str, shape: tuple[int, ...]) -> RegisterLayout:
-    turned = re.fullmatch(r"(?:(rows|columns)\()?transposed\(([^()]*)\)(\)?)", text)
-    if turned is not None and bool(turned[1]) == bool(turned[3]):  # rows of a tile are columns of its transpose
-        inner = f"{_OTHER[turned[1]]}({turned[2]})" if turned[1] else turned[2]
+    transposed = re.fullmatch(r"(?:(rows|columns)\()?transposed\(([^()]*)\)(\)?)", text)
+    if transposed is not None and bool(transposed[1]) == bool(
+        transposed[3]
+    ):  # rows of a tile are columns of its transpose
+        inner = f"{_OTHER[transposed[1]]}({transposed[2]})" if transposed[1] else transposed[2]
         return replace(_parse(inner, shape[::-1]).transposed, name=text)
     outer = re.fullmatch(rf"(rows|columns)\({_WITH_WARPS}\)", text)
     if outer is not None:

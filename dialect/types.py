@@ -12,7 +12,7 @@ from mlir import ir
 
 from . import layout, page_orders, tma_layout
 from .base import Kv
-from .dtypes import DType, by_mlir
+from .dtypes import DType, by_mlir, stored_by_mlir
 from .layout import CacheSpec
 from .tma_layout import TmaSpec
 
@@ -35,6 +35,8 @@ class CollectionType(_Handle, name="collection"):
 
     ``!kv.collection<kind, element, heads, head_size, mla, page, scale, granularity>``. The page is the page size
     ``P : i64`` or, where tokens and heads are not packed, ``array<i64: P, token stride, head stride>`` (in elements).
+    The element is ``ui4`` where two share a byte. The scale is a type, ``none``, or ``vector<2x...>`` for a scale and
+    a zero.
     """
 
 
@@ -77,6 +79,8 @@ _SPEC_TYPES = {"cache": CacheType, "collection": CollectionType, "operand": Oper
 
 def _spec_text(spec: CacheSpec) -> str:
     scale = spec.scale_dtype.mlir if spec.scale_dtype else "none"
+    if spec.zero:
+        scale = f"vector<2x{scale}>"
     mla = "true" if spec.is_mla else "false"
     page = f"{spec.page_size} : i64"
     if spec.strides is not None:
@@ -122,13 +126,13 @@ def _parse_spec(text: str) -> CacheSpec | str:
         return f"expected 8 parameters, got {len(parts)}"
     try:
         kind = _string(parts[0])
-        element, scale = by_mlir(parts[1]), None if parts[6] == "none" else by_mlir(parts[6])
+        element, (scale, zero) = stored_by_mlir(parts[1]), _scale(parts[6])
         heads, head_size, granularity = (_integer(parts[i]) for i in (2, 3, 7))
         page, strides = _page(parts[5])
         if parts[4] not in ("true", "false"):
             return f"is_mla must be true or false, got {parts[4]}"
         spec = layout.spec_class(kind) if text.startswith("!kv.operand") else CacheSpec
-        found = spec(kind, element, heads, head_size, page, parts[4] == "true", scale, granularity, strides)
+        found = spec(kind, element, heads, head_size, page, parts[4] == "true", scale, granularity, strides, zero)
         if strides is not None and found.strides is None:
             return f"page must be written {page} : i64 where tokens and heads are packed, got {parts[5]}"
         return found
@@ -147,6 +151,12 @@ def _integer(text: str) -> int:
     if suffix != "i64" or not digits.lstrip("-").isdigit():
         raise ValueError(f"expected an i64 parameter, got {text}")
     return int(digits)
+
+
+def _scale(text: str) -> tuple[DType | None, bool]:
+    """The type of the scales, if there are any, and whether each is followed by a zero."""
+    pair = text.removeprefix("vector<2x").removesuffix(">")
+    return (None if text == "none" else by_mlir(pair), pair != text)
 
 
 def _page(text: str) -> tuple[int, tuple[int, int] | None]:

@@ -59,6 +59,24 @@ def added_kinds(op: Any) -> bool:
     return True
 
 
+def packed_elements(op: Any) -> bool:
+    """Whether an op takes its operands of packed elements. Ops of other packages check this themselves."""
+    name = op.operation.name.removeprefix("kv.")
+    if name in page_orders.PACKED_TAKE or not type(op).__module__.startswith("kvarn."):
+        return True
+    for value in op.operation.operands:
+        if types.type_name(value.type) not in ANY_HANDLE or "ui4" not in str(value.type):
+            continue
+        spec = types.spec_or_problem(value.type)
+        if not isinstance(spec, str) and spec.packed:
+            return fail(
+                op,
+                f"takes no cache of {spec.dtype.name}, of which two elements share a byte, yet: use kv.append, "
+                "kv.attention, kv.gather and kv.convert, or convert to a cache of bf16 first",
+            )
+    return True
+
+
 def integer(attribute: ir.Attribute) -> int | None:
     """The value of an integer attribute; None for other attributes, and for integers too wide for the bindings."""
     if not isinstance(attribute, ir.IntegerAttr):

@@ -112,10 +112,13 @@ class Plan:
             return  # the result is zeros
         dtype, extent = (spec.scale_dtype, spec.num_scales) if of_scales else (spec.dtype, layout.run_of(spec))
         value = op.results[0] if len(op.results) else op.opview.value
-        width = verify.element_and_width(value.type)[1]
-        bytes_ = alignment(width, extent, dtype.itemsize, self.max_alignment)
+        width, item = verify.element_and_width(value.type)[1], dtype.unit.itemsize
+        extent = extent // dtype.per_unit
+        if op.name == "kv.load":  # the other accesses to packed elements count bytes
+            width = layout.cdiv(width, dtype.per_unit)
+        bytes_ = alignment(width, extent, item, self.max_alignment)
         op.attributes["kv.alignment"] = i64_attr(bytes_)
-        _say_width(op, width, dtype.itemsize, bytes_, extent, "granules" if of_scales else "head size")
+        _say_width(op, width, item, bytes_, extent, "granules" if of_scales else "head size")
         if not len(op.results) or self.written is None:
             return
         caches, scales = self.written.caches, self.written.scales

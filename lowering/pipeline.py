@@ -74,6 +74,7 @@ def insertions(passes: Mapping[str, Any], outer: Sequence[Insertion] = ()) -> tu
     found: list[Insertion] = []
     for place, what in passes.items():
         where, _, beside = place.partition(":")
+        beside = registry.current(beside)
         if where not in ("after", "before") or not beside:
             raise ValueError(f'a place for passes must be "after:PASS" or "before:PASS", got {place!r}')
         every = [step for one in (what if isinstance(what, (list, tuple)) else [what]) for step in _steps_of(one)]
@@ -113,10 +114,14 @@ class Settings:
     trace: int = 0
 
     def __post_init__(self) -> None:
-        gone = {name for name in {*self.disable, *self.options} if registry.deleted(name)}
-        if gone:
-            object.__setattr__(self, "disable", self.disable - gone)
-            object.__setattr__(self, "options", {k: v for k, v in self.options.items() if k not in gone})
+        given = {*self.disable, *self.options}
+        gone = {name for name in given if registry.deleted(name)}
+        known = {name: registry.current(name) for name in given - gone}
+        if gone or any(old != new for old, new in known.items()):
+            object.__setattr__(self, "disable", frozenset(known[name] for name in self.disable - gone))
+            object.__setattr__(self, "options", {known[k]: v for k, v in self.options.items() if k not in gone})
+        if self.start_after is not None:
+            object.__setattr__(self, "start_after", registry.current(self.start_after))
 
 
 def kv_steps(target: Target, check: bool | str = False, trace: int = 0) -> list[Step]:
@@ -203,12 +208,12 @@ def _gpu_tiles(target: Target, trace: int) -> list[Step]:
         _kv("sum-kv-weights", "after the promotion, whose sums it extends", True),
         _kv("defer-kv-reductions", "before the pipelining, which splits the loop's body", True),
         _kv("pipeline-kv-loops", "after copies have moved to the producer", True),
-        _kv("queue-kv-rounds", "when roles have their own loops", True),
+        _kv("queue-kv-work", "when roles have their own loops", True),
         _kv("skip-kv-maxima", "after the pipelining, whose peeled first iteration has no maximum", True),
         _kv("fold-kv-scores", "when not every maximum needs the scores", True),
         _kv("skip-kv-rescales", "after the pipelining, which moves the rescale", True),
         _kv("simplify-kv-tiles", "cleans up after the tile passes, before every op becomes many", True),
-        _kv("start-kv-rounds", "after the clean-up, which would merge recomputed values", True),
+        _kv("start-kv-work", "after the clean-up, which would merge recomputed values", True),
         *_phases(trace),
         _kv("distribute-kv-tiles", "last of the tile passes: tiles become vectors per thread"),
     ]

@@ -241,7 +241,8 @@ def split_options(options: str) -> dict[str, str]:
 def _steps(element: _Element, anchors: tuple[str, ...], nest: bool = False) -> list[Step]:
     if element.inner is not None:
         return [step for inner in element.inner for step in _steps(inner, (*anchors, element.name))]
-    found = find(element.name)
+    name = registry.current(element.name)
+    found = find(name)
     if found is not None:
         if anchors:
             raise PipelineError(
@@ -252,7 +253,7 @@ def _steps(element: _Element, anchors: tuple[str, ...], nest: bool = False) -> l
             options = found.options(split_options(element.options))
         except ValueError as error:
             raise PipelineError(str(error)) from None
-        return [Step(element.name, found.describe(options))]
+        return [Step(name, found.describe(options))]
     if registry.deleted(element.name):
         return []
     body = element.name + (f"{{{element.options}}}" if element.options else "")

@@ -43,12 +43,12 @@ NAMES = (
     "sum-kv-weights",
     "defer-kv-reductions",
     "pipeline-kv-loops",
-    "queue-kv-rounds",
+    "queue-kv-work",
     "skip-kv-maxima",
     "fold-kv-scores",
     "skip-kv-rescales",
     "simplify-kv-tiles",
-    "start-kv-rounds",
+    "start-kv-work",
     "trace-kv-phases",
     "distribute-kv-tiles",
     "lower-kv-tiles",
@@ -74,6 +74,8 @@ NAMES = (
 
 # Passes of earlier versions, and their replacements. For one release such a name is accepted and ignored.
 DELETED: dict[str, str] = {}
+# Passes by their names in earlier versions. For one release such a name is accepted.
+RENAMED = {"queue-kv-rounds": "queue-kv-work", "start-kv-rounds": "start-kv-work"}
 
 _extra: dict[str, Pass] = {}  # of users' files and modules, and of packages once imported
 _of_packages: dict[str, Pass] = {}
@@ -117,6 +119,14 @@ def deleted(name: str) -> bool:
         return False
     deprecated.warn(f"pass {name!r} is ignored: {DELETED[name]}; the name is an error from the next release on")
     return True
+
+
+def current(name: str) -> str:
+    """The name that a pass has now; the caller of kvarn gets a DeprecationWarning for an earlier one."""
+    if name not in RENAMED or name in names():
+        return name
+    deprecated.warn_renamed("the pass", name, RENAMED[name])
+    return RENAMED[name]
 
 
 @functools.cache
@@ -170,6 +180,11 @@ def _modules() -> dict[str, str]:
 def module_of(name: str) -> str:
     """The module of one of kvarn's passes: ``split-kv-loops`` is ``kvarn.lowering.passes.tiles.split_kv_loops``."""
     return _modules()[name]
+
+
+def of_tiles(name: str) -> bool:
+    """Whether a pass is one of kvarn's over tiles, which change kernels with the attribute ``kv.tiled`` alone."""
+    return name in NAMES and ".tiles." in module_of(name)
 
 
 def find(name: str) -> Pass | None:

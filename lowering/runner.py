@@ -24,6 +24,7 @@ from . import remarks, rewrite_counts
 from .pass_base import NoOptions, PassFailure, PassHandle, blamed, is_interrupt
 from .passes.kv import verify_kv
 from .pipeline_parser import ANCHOR, Step
+from .tiles.ir import tiled
 
 Observer = Callable[[str, ir.Module], None]
 
@@ -53,12 +54,14 @@ def run(
         for step in steps:
             # The result of kvarn's passes is verified once; that of upstream passes is trusted, since verifying after
             # each of them would take as long as the passes.
-            if step.upstream and not verified:
-                module.operation.verify()
-            run_step(step, module, verify=False)
-            verified = step.upstream
-            if not step.upstream and step.name not in registry.NAMES:
-                check(step, module)
+            # Without a kernel of tiles their passes have nothing to do, and are not imported.
+            if not registry.of_tiles(step.name) or any(tiled(module)):
+                if step.upstream and not verified:
+                    module.operation.verify()
+                run_step(step, module, verify=False)
+                verified = step.upstream
+                if not step.upstream and step.name not in registry.NAMES:
+                    check(step, module)
             if observer is not None:
                 observer(step.name, module)
             if stop_after == step.name:

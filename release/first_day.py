@@ -56,7 +56,7 @@ def the_package_is_the_installed_one(folder: Path) -> None:
     from kvarn.dialect import native
 
     assert native.available() is None, native.available()
-    assert "calls like one before are launched in C" in command(folder, "kvarn", "doctor")
+    assert "repeated calls are launched in C" in command(folder, "kvarn", "doctor")
 
 
 def a_kernel_runs_on_the_cpu(folder: Path) -> None:

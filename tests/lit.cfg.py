@@ -95,6 +95,8 @@ config.substitutions += [  # noqa: F821
 
 folders = [packages / "llvm" / "bin", packages / "mlir" / "bin"]
 features = {"native-effects": _native(), "gpu": _gpu(), "mlir-opt": (folders[1] / "mlir-opt").is_file()}
+alone = "answers" not in lit_config.params  # noqa: F821 - else lowering/answers.test runs the kernels of many passes
+features["alone"] = alone
 for tool in ("ptxas", "nvdisasm"):
     path = _nvidia_tool(tool)
     features[tool] = path is not None

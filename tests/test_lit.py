@@ -25,6 +25,7 @@ FILES = sorted(
 )
 PASSED = ("PASS", "XFAIL", "FLAKYPASS")
 SECONDS_PER_TEST = 120
+ANSWERS = "lowering/answers.test"  # which runs many of the passes' kernels together
 
 
 @pytest.fixture(scope="session")
@@ -39,6 +40,7 @@ def results(request, tmp_path_factory):
         [
             *(sys.executable, "-c", lit, "--verbose", f"-j{len(os.sched_getaffinity(0))}"),
             *(f"--timeout={SECONDS_PER_TEST}", f"--param=exec_root={folder / 'exec'}", f"--output={report}"),
+            *(["--param=answers=together"] if ANSWERS in files else []),
             *(str(HERE / file) for file in files),
         ],
         capture_output=True,

@@ -337,12 +337,39 @@ def test_a_suite_is_written_with_its_commit_clocks_and_failures(tmp_path):
     assert re.fullmatch(r"([0-9a-f]{12}\+?)?", suites.commit()), "of this checkout; empty outside of one"
 
 
-def test_the_pages_of_suites_are_those_of_their_figures():
-    for path in suites.FOLDER.glob("*.json"):
-        if path.stem in suites.NAMES:
-            assert path.with_suffix(".md").read_text() == suites.page(path.stem, json.loads(path.read_text())), (
-                path.name
-            )
+def test_results_and_readme_are_made_of_the_files_of_suites(tmp_path):
+    """Of two runs: the tables, the commits, the best ceilings and the number of rows; without a run, of nothing."""
+    results, readme = tmp_path / "RESULTS.md", tmp_path / "README.md"
+    results.write_text(f"# Results\n{report.BEGIN}\nold\n{report.END}\nmore\n")
+    readme.write_text(f"# kvarn\n{suites.BEGIN}\nold\n{suites.END}\nmore\n")
+    folder = tmp_path / "results"
+    assert suites.regenerated(folder, results, readme) == {}
+    machine = {"kind": "machine", "device": "a GPU", "sm_mhz": 1980}
+    better = {"kind": "ceiling", "case": "read", "who": "a", "ok": True, "us": 0.8, "rate": 5.0}
+    decode = [machine, *CEILINGS, record("b64_c4k_fp8", "kvarn", 100.0), record("b64_c4k_fp8", "FA3", 200.0)]
+    prefill = [machine, better, record("pf_b8_s4k", "kvarn", 30.0), record("pf_b8_s4k", "FA3", 20.0)]
+    prefill.append(record("pf_b8_s4k", "wrong", 1.0, ok=False))
+    for name, records in (("decode", decode), ("prefill", prefill)):
+        suites.write(name, {**bench.document(records), "date": "2026-01-02", "commit": f"{name}0000"}, folder)
+    texts = suites.regenerated(folder, results, readme)
+    assert sorted(path.name for path in texts) == ["README.md", "RESULTS.md", "decode.md", "prefill.md"]
+    assert all(path.read_text() == text for path, text in texts.items() if path.parent == folder)
+    assert texts[readme] == (
+        f"# kvarn\n{suites.BEGIN}\n\n| row | kvarn | fastest other | library | suite |\n|---|---|---|---|---|\n"
+        "| decode fp8 64 × 4k | 100.00 | 200.00 | FA3 | decode |\n"
+        "| prefill 8 × 4096 causal | 30.00 | 20.00 | FA3 | prefill |\n\n"
+        "kvarn is the fastest in 1 of 2 rows of [the results](bench/RESULTS.md). "
+        f"The others are: prefill 8 × 4096 causal.\n\n{suites.END}\nmore\n"
+    )
+    shown = texts[results]
+    assert "- `python -m bench --suite decode`: 2026-01-02, commit decode0000, clocks after warming up" in shown
+    assert "fastest other library: decode over fp8 caches 0.500." in shown
+    assert shown.count("| read | a |") == 1
+    assert "| read | a | 0.80 | 5.000 TB/s |" in shown
+    assert shown.endswith(f"{report.END}\nmore\n")
+    readme.write_text("no marks")
+    with pytest.raises(ValueError, match="must have the lines"):
+        suites.regenerated(folder, results, readme)
 
 
 @pytest.mark.parametrize("device", ["numpy", "host"])

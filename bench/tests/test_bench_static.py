@@ -67,7 +67,7 @@ def test_decode_reads_the_cache_16_bytes_at_a_time_and_spills_nothing(name):
     for kernel in kernels.values():
         no_local_memory(kernel)
     # One copy of the code for a range's first tiles, and two, with checks and without, for those that follow: each
-    # copies K and V of 16 tokens, or of 32, in 16 bytes a lane.
+    # copies K and V of 16 tokens, or of 32, in 16 bytes per lane.
     assert decode["ptx"]["cp.async"] in (24, 48)
     # What is read otherwise: page ids, lengths, offsets, the query, counters; partial results in 16 bytes.
     assert total(decode["ptx"], "load global", but=" 16 B") <= 44

@@ -42,8 +42,8 @@ from .metadata import (
 from .mla import MlaAttentionOp, MlaDecompressOp, MlaPrefillChunkOp, MlaPrefillPlanOp
 from .pages import IndexScoresOp, SelectPagesOp, SelectTokensOp, SummarizePagesOp
 from .shared import alloc_shared, load_tile, store_tile
-from .sharing import tile_beside
-from .staging import take_round, tile_stage
+from .sharing import tile_concatenate
+from .staging import take_work_item, tile_stage
 from .terms import tile_terms
 from .tile import (
     TileRows,
@@ -120,10 +120,10 @@ __all__ = [
     "store",
     "store_scale",
     "store_tile",
-    "take_round",
+    "take_work_item",
     "tensor_map",
-    "tile_beside",
     "tile_broadcast",
+    "tile_concatenate",
     "tile_gather",
     "tile_index",
     "tile_load",

@@ -56,6 +56,8 @@ class LoadOp(_Access, name="load", traits=[LooksUpPage, ReadsCache]):
                 return verify.fail(
                     self, f"dequantizes, so the result must not have the storage type {element}: use kv.load_raw"
                 )
+            if spec.packed and isinstance(result.type, ir.VectorType) and width % spec.dtype.per_unit:
+                return verify.fail(self, f"width must be even where two elements share a byte, got {result.type}")
             if spec.granularity % width and spec.granularity < spec.head_size:
                 return verify.fail(
                     self,
@@ -66,7 +68,10 @@ class LoadOp(_Access, name="load", traits=[LooksUpPage, ReadsCache]):
 
 
 class LoadRawOp(_Access, name="load_raw", traits=[LooksUpPage, ReadsCache]):
-    """Read ``width`` stored values of a quantized cache, without dequantization."""
+    """Read ``width`` stored values of a quantized cache, without dequantization.
+
+    Of packed elements these are bytes, from that of element dim on.
+    """
 
     page: Operand[I32] | None = None
     width: ir.IntegerAttr
@@ -77,13 +82,13 @@ class LoadRawOp(_Access, name="load_raw", traits=[LooksUpPage, ReadsCache]):
         if spec is None or not verify.needs_scales(self, spec):
             return False
         result = self.operation.results[0]
-        if verify.width(self, spec, result, spec.head_size, "result") is None:
+        if verify.width(self, spec, result, spec.stored_size, "result") is None:
             return False
-        return _element_is(self, result, spec.dtype.mlir, "result")
+        return _element_is(self, result, spec.dtype.unit.mlir, "result")
 
 
 class StoreOp(_Access, name="store", traits=[LooksUpPage, WritesElements]):
-    """Write a scalar or vector of the storage type; no quantization.
+    """Write a scalar or vector of the storage type, or of bytes of packed elements; no quantization.
 
     Attribute oob, for a page id out of [0, N): ``drop`` writes nothing, ``trap`` stops the kernel,
     ``unchecked`` trusts the table.
@@ -97,11 +102,11 @@ class StoreOp(_Access, name="store", traits=[LooksUpPage, WritesElements]):
         spec = verify.handle(self, self.operation.operands[0], ("cache",))
         if spec is None:
             return False
-        return _stores(self, spec.dtype.mlir, spec.head_size)
+        return _stores(self, spec.dtype.unit.mlir, spec.stored_size)
 
 
 class LoadScaleOp(_Access, name="load_scale", traits=[LooksUpPage, ReadsScales]):
-    """Read ``width`` consecutive scales from granule dim // granularity up.
+    """Read ``width`` consecutive scales from granule dim // granularity up; each is followed by its zero, if any.
 
     The result is zero for scales operands, ragged operands, and dense operands without scales (in their element type):
     kernels may call it on every operand.
@@ -198,7 +203,7 @@ def load_raw(
     cache: ir.Value, batch: Any, head: Any, token: Any, dim: Any, width: int = 1, page: ir.Value | None = None
 ) -> ir.Value:
     """Read ``width`` stored values of a quantized cache."""
-    result = types.value_type(types.spec_of(cache.type).dtype, width)
+    result = types.value_type(types.spec_of(cache.type).dtype.unit, width)
     return LoadRawOp(cache, *_indices(batch, head, token, dim), i64_attr(width), result, page=page).operation.results[0]
 
 

@@ -332,7 +332,7 @@ def _attends(op: Any, spec: CacheSpec, rank: int = 3) -> bool:
     """
     if not read_as_floats(op, spec):
         return False
-    elements = FLOATS if spec.dtype.bits == 8 else (spec.dtype.mlir,)
+    elements = FLOATS if spec.converted else (spec.dtype.mlir,)
     of_rows = f"{ROWS[rank]}, Hq, D"
     query = Buffer(of_rows, (*elements, *stored_elements(spec)))
     out = Buffer(of_rows, tuple(dict.fromkeys((*elements, "f32"))))

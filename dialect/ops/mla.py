@@ -133,7 +133,7 @@ class MlaAttentionOp(Kv.Operation, name="mla_attention", traits=[TierOne, ReadsC
                 f"{inline_scales_of(self)} of them (a power of two of {LEAST_INLINE} or more) and R bf16, for a query "
                 f"of C + R columns, got rows of {spec.head_size} x {spec.dtype.mlir} and {self.query.type}",
             )
-        elements = FLOATS if spec.dtype.bits == 8 else (spec.dtype.mlir,)
+        elements = FLOATS if spec.converted else (spec.dtype.mlir,)
         columns = latent_columns(self, spec, size)
         packed = columns != spec.head_size or inline_scales_of(self)  # rows with more than one element type
         stored = () if packed else stored_elements(spec)
@@ -257,7 +257,7 @@ class MlaPrefillChunkOp(
         for name in ("bf16_rope", "accumulate"):
             if not isinstance(getattr(self, name), ir.BoolAttr):
                 return verify.fail(self, f"{name} must be true or false, got {getattr(self, name)}")
-        elements = FLOATS if spec.dtype.bits == 8 else (spec.dtype.mlir,)
+        elements = FLOATS if spec.converted else (spec.dtype.mlir,)
         tables = {n: Buffer("B + 1") for n in ("row_offsets", "buffer_row_offsets", "cache_offsets")}
         return (
             fit(self, {"query": Buffer("T, Hq, C", elements), **self.alike})

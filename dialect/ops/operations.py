@@ -29,8 +29,9 @@ class AppendOp(WithBuffers, name="append", traits=[TierOne, WritesCache, ReadsMe
     """Write the new tokens' keys and values. key, value: [T, H, D].
 
     A cache with scales quantizes with one scale per granule: its largest magnitude divided by the storage type's
-    largest finite value, or the given scales [T, H, G]. An 8-bit cache without scales has scale 1: floats are converted
-    with saturation. An MLA collection has no values: only the key is written, and value is absent.
+    largest finite value, or the given scales [T, H, G]. A cache with zeros takes no scales: a granule's zero is its
+    least value. An 8-bit cache without scales has scale 1: floats are converted with saturation. An MLA collection has
+    no values: only the key is written, and value is absent.
     """
 
     collection: Operand[CollectionType]
@@ -58,6 +59,10 @@ class AppendOp(WithBuffers, name="append", traits=[TierOne, WritesCache, ReadsMe
         if self.tensor_scales is not None and not spec.unscaled:
             return verify.fail(self, "takes tensor_scales for an 8-bit cache without scales only")
         scaled = self.key_scale is not None or self.value_scale is not None
+        if scaled and spec.zero:
+            return verify.fail(
+                self, "computes scales and zeros of this cache itself: leave key_scale and value_scale out"
+            )
         return (not scaled or verify.needs_scales(self, spec)) and super().verify_buffers(spec)
 
 
@@ -167,7 +172,8 @@ def read_as_floats(op: Any, spec: CacheSpec) -> bool:
 class GatherOp(WithBuffers, name="gather", traits=[TierOne, ReadsCache, ReadsMemory, WritesMemory]):
     """Copy tokens out of one cache, bit-exact: out[r, j] = cache(b(r), :, token_ids[r, j], :).
 
-    token_ids: [R, Ns] i32 positions, >= 0; row_offsets [B+1] delimit the rows r of each sequence; out: [R, Ns, H, D].
+    token_ids: [R, Ns] i32 positions, >= 0; row_offsets [B+1] delimit the rows r of each sequence; out: [R, Ns, H, D],
+    or bytes [R, Ns, H, D / 2] of a cache whose elements share bytes.
     """
 
     cache: Operand[Any]
@@ -179,7 +185,7 @@ class GatherOp(WithBuffers, name="gather", traits=[TierOne, ReadsCache, ReadsMem
 
     buffers = {
         "token_ids": Buffer("R, Ns", counted=True),
-        "out": Buffer("R, Ns, H, D", stored),
+        "out": Buffer("R, Ns, H, D stored", stored),
         "row_offsets": Buffer("B + 1"),
     }
 

@@ -117,7 +117,7 @@ class IndexScoresOp(Kv.Operation, name="index_scores", traits=[TierOne, ReadsCac
             return verify.fail(self, f"needs a collection with one KV head, got {spec.num_heads}")
         if not read_as_floats(self, spec):
             return False
-        elements = (*FLOATS, "f8E4M3FN") if spec.dtype.bits == 8 else (spec.dtype.mlir,)
+        elements = (*FLOATS, "f8E4M3FN") if spec.converted else (spec.dtype.mlir,)
         if not fit(self, {"query": Buffer("T, Hi, D", elements)}, spec):
             return False
         query = ir.MemRefType(self.query.type)

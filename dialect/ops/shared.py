@@ -20,6 +20,7 @@ from ..ext import I32, Operand, Result
 from .common import as_i32, i64_attr
 
 _MOST_BYTES = 1 << 18  # of a tile; more than any GPU's shared memory
+_MOST_COPIES = 256  # of a thread, for one tile
 
 
 class _LoadsTile(EffectModel):
@@ -122,6 +123,10 @@ def _tile_problems(op: Any, pointer: int, modes: tuple[str, ...], kinds: tuple[s
     if threads > 1024 or rows * row_bytes > _MOST_BYTES:
         text = f"a tile must have at most {_MOST_BYTES} bytes and 1024 threads"
         return verify.fail(op, f"{text}, got {rows} rows of {row_bytes} bytes and {threads} threads")
+    copies = -(-rows * row_bytes // (16 * threads))
+    if copies > _MOST_COPIES:
+        text = f"a thread must copy at most {_MOST_COPIES} times 16 bytes, as its copies are unrolled"
+        return verify.fail(op, f"{text}, got {copies}: {rows} rows of {row_bytes} bytes over {threads} threads")
     if spec.page_size and spec.page_size % rows and rows % spec.page_size:
         return verify.fail(op, f"tile_rows and the page size must divide one another, got {rows} and {spec.page_size}")
     pitch = verify.integer(op.pitch)

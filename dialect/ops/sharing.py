@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Tiles in shared memory that several warps access: tiles shared from registers, views of columns, joined columns.
 
-``assign-kv-layouts`` and ``select-kv-copies`` make all of them except ``kv.tile_beside``; kernels may use them too.
+``assign-kv-layouts`` and ``select-kv-copies`` make all of them except ``kv.tile_concatenate``; kernels may use them.
 """
 
 from typing import Any
@@ -72,7 +72,7 @@ class TileColumnsOp(Kv.Operation, name="tile_columns", traits=[Pure]):
         return True
 
 
-class TileBesideOp(Kv.Operation, name="tile_beside", traits=[Pure]):
+class TileConcatenateOp(Kv.Operation, name="tile_concatenate", traits=[Pure]):
     """The columns of two loaded tiles side by side: keys whose last columns come from other rows.
 
     Operands: rows of a buffer (``kv.tile_load_rows``) of a multiple of 128 bytes, and tokens of a cache
@@ -145,11 +145,11 @@ def tile_columns(source: ir.Value, first_column: int, columns: int) -> ir.Value:
     return TileColumnsOp(source, i64_attr(first_column), result).operation.results[0]
 
 
-def tile_beside(left: ir.Value, right: ir.Value) -> ir.Value:
+def tile_concatenate(left: ir.Value, right: ir.Value) -> ir.Value:
     """The columns of two loaded tiles side by side."""
     a, b = (ir.RankedTensorType(x.type) for x in (left, right))
     result = tile_type([a.shape[0], a.shape[1] + b.shape[1]], a.element_type)
-    return TileBesideOp(left, right, result).operation.results[0]
+    return TileConcatenateOp(left, right, result).operation.results[0]
 
 
 def add_columns(source: ir.Value, added: ir.Value, first_column: int) -> ir.Value:

@@ -186,7 +186,7 @@ class CopyRowsStartOp(Kv.Operation, name="copy_rows_start", traits=[_CopiesRows]
 
     Operands: the circular buffer, filled by ``cp_async``, and the use; the rest as in ``kv.tile_load_rows``. With the
     attribute ``columns`` (i64) it fills the first ``columns`` columns of the tile, and a ``kv.copy_start`` the others,
-    possibly by ``convert``. With the unit attribute ``tells`` threads do not wait for their copies: the copies
+    possibly by ``convert``. With the unit attribute ``async_arrive`` threads do not wait for their copies: the copies
     themselves arrive on the barrier.
     """
 
@@ -304,7 +304,8 @@ class TilePagesOp(Kv.Operation, name="tile_pages", traits=[Pure]):
         rows, step = verify.integer(self.rows), verify.integer(self.step)
         if rows is None or step is None or step < 1 or not 1 <= rows // step <= LANES or rows % step:
             return verify.fail(
-                self, f"rows must be from 1 to {LANES} steps, one a lane, got rows = {self.rows} and step = {self.step}"
+                self,
+                f"rows must be from 1 to {LANES} steps, one per lane, got rows = {self.rows} and step = {self.step}",
             )
         return True
 
@@ -331,7 +332,7 @@ class TileRowPagesOp(Kv.Operation, name="tile_row_pages", traits=[Pure]):
         rows = verify.integer(self.rows)
         most = WARPGROUP_WARPS * LANES
         if rows is None or not 1 <= rows <= most:
-            return verify.fail(self, f"rows must be from 1 to {most}, one a lane of a warpgroup, got {self.rows}")
+            return verify.fail(self, f"rows must be from 1 to {most}, one per lane of a warpgroup, got {self.rows}")
         return True
 
 
@@ -458,16 +459,17 @@ class QueueType(Kv.Type, name="queue"):
     """Work items that a block takes from a counter in device memory and hands to the roles that read them."""
 
 
-class TakeRoundOp(Kv.Operation, name="take_round", traits=[Pure]):
+class TakeWorkItemOp(Kv.Operation, name="take_work_item", traits=[Pure]):
     """The work item of an iteration of a loop from the block's number up to ``count``, by the number of blocks.
 
     Any block may process any work item: every number below ``count`` occurs in one iteration of one block. The result
     is the loop's own number, unless a pass makes blocks take numbers from the counter, four bytes at the start of a
-    zero-initialised buffer.
+    zero-initialised buffer. ``late``: blocks may start when others have processed several work items, so that they
+    take their first one from the counter, too.
     """
 
     counter: Operand[Any]
-    round: Operand[I32]
+    iteration: Operand[I32]
     count: Operand[I32]
     number: Result[I32] = infer_result()
 
@@ -576,9 +578,12 @@ def make_stages(name: str, stages: int, tile: ir.Type, copy: str) -> ir.Value:
     ).operation.results[0]
 
 
-def take_round(counter: ir.Value, round: ir.Value, count: ir.Value) -> ir.Value:
+def take_work_item(counter: ir.Value, iteration: ir.Value, count: ir.Value, late: bool = False) -> ir.Value:
     """The work item of an iteration."""
-    return TakeRoundOp(counter, round, count).operation.results[0]
+    op = TakeWorkItemOp(counter, iteration, count).operation
+    if late:
+        op.attributes["late"] = ir.UnitAttr.get()
+    return op.results[0]
 
 
 def make_queue(counter: ir.Value, readers: int) -> ir.Value:

@@ -21,7 +21,7 @@ LARGEST = 3.4e38  # bound on the magnitude of a score in powers of two: beyond i
 
 
 class TileWeightsOp(Kv.Operation, name="tile_weights", traits=[Pure]):
-    """The weights of scores under a row maximum: 2^(score * unit - maximum), with a rounded product.
+    """The weights of scores under a row maximum: 2^(score * scale_log2 - maximum), with a rounded product.
 
     A weight is exactly 1 where the product equals the maximum: the difference of an exact product and a rounded maximum
     could be half a unit in the last place of the maximum, which is 64 at 1e9. Products of finite scores are clamped to
@@ -30,11 +30,12 @@ class TileWeightsOp(Kv.Operation, name="tile_weights", traits=[Pure]):
     from the exact product: all weights of a row then differ by one common factor between 1/16 and 16, which the
     softmax's normalisation removes.
 
-    Operands: scores, a tile of f32; unit, positive, and maximum, one f32 per row. Result: a tile of the scores' type.
+    Operands: scores, a tile of f32; scale_log2, positive, and maximum, one f32 per row. Result: a tile of the scores'
+    type.
     """
 
     scores: Operand[Any]
-    unit: Operand[Any]
+    scale_log2: Operand[Any]
     maximum: Operand[Any]
     weights: Result[Any]
 
@@ -42,7 +43,7 @@ class TileWeightsOp(Kv.Operation, name="tile_weights", traits=[Pure]):
         scores = tile_of(self.scores)
         if scores is None or scores.rank != 2 or str(scores.element_type) != "f32":
             return verify.fail(self, f"scores must be a tile of rank 2 of f32, got {self.scores.type}")
-        for name, value in (("unit", self.unit), ("maximum", self.maximum)):
+        for name, value in (("scale_log2", self.scale_log2), ("maximum", self.maximum)):
             rows = tile_of(value)
             if rows is None or list(rows.shape) != [scores.shape[0]] or str(rows.element_type) != "f32":
                 return verify.fail(self, f"{name} must be {scores.shape[0]} x f32, got {value.type}")
@@ -100,6 +101,6 @@ def tile_saturated(source: ir.Value, like: ir.Value) -> ir.Value:
     return TileSaturatedOp(source, mask).operation.results[0]
 
 
-def tile_weights(scores: ir.Value, unit: ir.Value, maximum: ir.Value) -> ir.Value:
-    """The weights of a tile of scores; ``unit`` and ``maximum`` have one number per row."""
-    return TileWeightsOp(scores, unit, maximum, scores.type).operation.results[0]
+def tile_weights(scores: ir.Value, scale_log2: ir.Value, maximum: ir.Value) -> ir.Value:
+    """The weights of a tile of scores; ``scale_log2`` and ``maximum`` have one number per row."""
+    return TileWeightsOp(scores, scale_log2, maximum, scores.type).operation.results[0]

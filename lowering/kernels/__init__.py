@@ -2,13 +2,14 @@
 """Expansions of fused operations: each writes its kernels in the DSL and launches them in place of the operation.
 
 An expansion is a function ``expand(op, at)`` that is declared with :func:`expands`; ``at`` is the :class:`Expansion`,
-which traces kernels and records launches. A module is imported when its operation is first expanded.
+which traces kernels and records launches. A family with a choice of kernels also declares, by :func:`schedules_of`,
+which entries complete a schedule. A module is imported when its operation is first scheduled or expanded.
 """
 
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from kvarn import settings
@@ -32,7 +33,15 @@ _MODULES = {
     "kv.operand_attention": "attention.expansion",
     "kv.mla_attention": "mla.expansion", "kv.mla_decompress": "mla.expansion", "kv.mla_prefill_chunk": "mla.expansion",
 }  # fmt: skip
+# Operations with a choice of kernels; the others have only entries such as ``threads``, which their expansions read.
+_CHOSEN = {
+    "kv.attention": "attention.entries", "kv.attention_padded": "attention.entries",
+    "kv.operand_attention": "attention.entries",
+    "kv.mla_attention": "mla.entries", "kv.mla_prefill_chunk": "mla.entries",
+    "kv.project_append": "projection.entries", "kv.project_append_padded": "projection.entries",
+}  # fmt: skip
 _found: dict[str, Callable[..., None]] = {}
+_entries: dict[str, Callable[..., dict[str, Any]]] = {}
 
 
 def expands(*op_names: str) -> Callable[[Callable[..., None]], Callable[..., None]]:
@@ -52,6 +61,25 @@ def expansion(op_name: str) -> Callable[[Any, Any], None] | None:
     if op_name not in _found and op_name in _MODULES:
         importlib.import_module("." + _MODULES[op_name], __name__)
     return _found.get(op_name)
+
+
+def schedules_of(*op_names: str) -> Callable[[Callable[..., dict[str, Any]]], Callable[..., dict[str, Any]]]:
+    """Declare what completes the schedules of one or more operations: ``entries(op, at, without)``, where passes
+    ``without`` will not run.
+    """
+
+    def declare(function: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+        _entries.update(dict.fromkeys(op_names, function))
+        return function
+
+    return declare
+
+
+def entries(op_name: str) -> Callable[[Any, Any, Collection[str]], dict[str, Any]] | None:
+    """What completes the schedule of an operation; None for one without a choice of kernels."""
+    if op_name not in _entries and op_name in _CHOSEN:
+        importlib.import_module("." + _CHOSEN[op_name], __name__)
+    return _entries.get(op_name)
 
 
 def found() -> Mapping[str, Callable[..., None]]:

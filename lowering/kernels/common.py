@@ -37,8 +37,8 @@ def vector_width(*extents: int, types: tuple[DType, ...]) -> int:
 
 def most_lanes(types: tuple[DType, ...]) -> int:
     """Elements of the widest access to buffers of these types; see :func:`vector_width`."""
-    sizes = {t.itemsize for t in types}
-    return BYTES // sizes.pop() if len(sizes) == 1 else 8
+    bits = {t.unit.itemsize * 8 // t.per_unit for t in types}
+    return BYTES * 8 // bits.pop() if len(bits) == 1 else 8
 
 
 @dataclass(frozen=True)

@@ -70,6 +70,8 @@ class TileConfig:
         (:mod:`attention.split_counts`).
     instruction : {"wgmma", "mma.sync"}
         The instruction of the products.
+    sequences : int
+        The most sequences of a divided batch, whose tiles are numbered in shared memory; 0 if batches are not divided.
     """
 
     case: Case
@@ -90,6 +92,7 @@ class TileConfig:
     instruction: str = WGMMA
     split_columns: bool = False
     parts: int = 1
+    sequences: int = 0
 
     @property
     def consumers(self) -> int:
@@ -161,7 +164,7 @@ class TileConfig:
         return align_up(self.case.size, COLUMN_STEP)
 
     @property
-    def sections(self) -> list[tuple[int, int]]:
+    def column_ranges(self) -> list[tuple[int, int]]:
         """(first column, number of columns) of the values that each kernel computes: one kernel, or two for wide heads.
 
         Each kernel computes all scores, so the kernels need three products in place of two. One kernel whose warpgroups
@@ -175,8 +178,8 @@ class TileConfig:
 
     @property
     def value_columns(self) -> int:
-        """Columns of a section of values, padded to whole k-steps."""
-        return align_up(self.sections[0][1], COLUMN_STEP)
+        """Value columns per kernel, padded to whole k-steps."""
+        return align_up(self.column_ranges[0][1], COLUMN_STEP)
 
     @property
     def registers(self) -> int:
@@ -224,7 +227,8 @@ class TileConfig:
             query += SharedLayout(self.rows, self.keys, size, SWIZZLE).bytes
         if self.narrow or self.swapped:  # for the output, whose rows are longer than the query's, or read by all warps
             query += SharedLayout(self.rows, self.value_columns, self.case.out.itemsize, SWIZZLE).bytes
-        return query + keys + values + self.staging_bytes + BARRIERS_BYTES
+        table = 4 * (self.sequences + 1 + self.threads // 32) if self.sequences else 0
+        return query + keys + values + self.staging_bytes + BARRIERS_BYTES + table
 
     @property
     def staging_bytes(self) -> int:
@@ -250,7 +254,7 @@ class TileConfig:
     @property
     def converts(self) -> bool:
         """Whether threads convert 8-bit elements to the operand type."""
-        return not self.narrow and self.case.spec.dtype.bits == 8
+        return not self.narrow and self.case.spec.converted
 
     @property
     def weights(self) -> DType:
@@ -311,7 +315,9 @@ def problems(case: Case, target: Target, row_alignment: int, schedule: Mapping[s
         found.append(
             f"needs pages and a head size of a multiple of 32 for queries of f8e4m3, got {spec.head_size}, {spec.kind}"
         )
-    if spec.dtype is not case.query and spec.dtype.bits != 8:
+    if spec.packed:
+        found.append(f"needs elements of whole bytes, got {spec.dtype.name}")
+    elif spec.dtype is not case.query and not spec.converted:
         found.append(f"needs a cache of the query's type or of 8 bits, got {spec.dtype.name}")
     latent = case.value_size < case.size and spec.dtype is case.query and not spec.quantized
     if spec.is_mla and (case.query is f32 or (instruction != MMA and not latent)):
@@ -345,7 +351,7 @@ def of_boxes(config: TileConfig) -> bool:
 
 def staged_by_tma(config: TileConfig) -> bool:
     """Whether TMA copies whole boxes for threads to convert; not with scales that would need many small copies."""
-    spec, size, several = config.case.spec, config.case.size, len(config.sections) > 1
+    spec, size, several = config.case.spec, config.case.size, len(config.column_ranges) > 1
     if not (config.staged and of_boxes(config)):
         return False
     if joins_heads(spec):  # boxes include 8 columns of a neighbouring head
@@ -426,7 +432,9 @@ def why_not(config: TileConfig, target: Target) -> str | None:
             return f"split_columns must be false: {problem}"
     most = cdiv(config.columns * config.itemsize, SWIZZLE) if copies_by_tma(config) else 1
     if config.parts > most:
-        return f"parts must be up to {most}, of keys that TMA copies as they are one a swizzle atom, got {config.parts}"
+        return (
+            f"parts must be up to {most}, of keys that TMA copies as they are, one per swizzle atom, got {config.parts}"
+        )
     if config.narrow and config.keys % 32:
         return f"keys must be a multiple of 32 for 8-bit queries, got {config.keys}"
     most = config.most_registers
@@ -474,7 +482,7 @@ def chosen(case: Case, target: Target, schedule: Mapping[str, Any], by_user: boo
     ValueError
         If the given entries do not fit.
     """
-    given = {name: schedule[name] for name in TILED.names if name in schedule}
+    given = {name: schedule[name] for name in (*TILED.names, "sequences") if name in schedule}
     if case.blocks:
         given |= _of_blocks(case.blocks, given)
     invariant = bool(schedule.get("batch_invariant"))
@@ -536,7 +544,8 @@ def configured(case: Case, target: Target, schedule: Mapping[str, Any]) -> TileC
     ValueError
         If an entry is missing, or the entries do not fit.
     """
-    config = TileConfig(case, **written(schedule, TILED.names))
+    sequences = schedule["decode_max_batch"] if schedule.get("decode_threshold") else 0
+    config = TileConfig(case, **written(schedule, TILED.names), sequences=sequences)
     problem = why_not(config, target)
     if problem is not None:
         raise ValueError(f"the schedule's {problem}")

@@ -11,7 +11,7 @@ import kvarn as kv
 from kvarn.dialect import schedules
 from kvarn.dialect.chips import REGISTERS, RESERVED_BYTES
 from kvarn.dialect.dtypes import DType
-from kvarn.dialect.layout import CacheSpec, align_up, cdiv
+from kvarn.dialect.layout import CacheSpec, align_up, cdiv, lowbit
 from kvarn.dialect.ops.weights import LARGEST
 from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.lowering.kernels.attention.case import Case
@@ -105,7 +105,7 @@ class DecodeConfig:
 
         f32 needs twice the instructions, so half as many columns per warp stay in the instruction cache.
         """
-        spec, step = self.spec, 32 if self.narrow else 16
+        spec, step = self.spec, self.load_steps * 16 if self.narrow else 16
         rows = COLUMNS if self.wide or self.case.group * self.max_queries <= COLUMNS else WARP_ROWS
         most = (WARP_OUTPUTS // 2 if self.wide else WARP_OUTPUTS) // rows
         if spec.quantized or spec.head_size <= (256 if self.wide else most):
@@ -121,7 +121,7 @@ class DecodeConfig:
     @property
     def columns(self) -> int:
         """The columns in whole ldmatrix copies; padding columns are zeros."""
-        return align_up(self.size, 32 if self.narrow else 16)
+        return align_up(self.size, self.load_steps * 16 if self.narrow else 16)
 
     @property
     def row_steps(self) -> int:
@@ -136,12 +136,17 @@ class DecodeConfig:
     @property
     def step_bytes(self) -> int:
         """Bytes of a key per k-step of the first product."""
-        return 16 if self.narrow else 32
+        return 2 * self.spec.dtype.bits if self.narrow else 32
+
+    @property
+    def load_steps(self) -> int:
+        """k-steps of an ldmatrix of four matrices, which has 32 bytes of 16 tokens."""
+        return 32 // self.step_bytes
 
     @property
     def narrow(self) -> bool:
-        """Whether the cache has 8-bit elements."""
-        return self.spec.dtype.bits == 8
+        """Whether the cache has 8-bit or 4-bit elements, which are converted to f16."""
+        return self.spec.converted
 
     @property
     def wide(self) -> bool:
@@ -160,8 +165,18 @@ class DecodeConfig:
 
     @property
     def scales(self) -> int:
-        """Scales per token and head; 0 without."""
+        """Scales per token and head, with their zeros; 0 without."""
         return self.spec.num_scales if self.spec.quantized else 0
+
+    @property
+    def granules(self) -> int:
+        """Groups of elements of a head with a scale each; 0 without scales."""
+        return self.spec.granules if self.spec.quantized else 0
+
+    @property
+    def zero_sums(self) -> int:
+        """Granules with zeros, and so sums per query row: of the query for K's, of weights times zeros for V's."""
+        return self.granules if self.spec.zero else 0
 
     @property
     def split_tiles(self) -> int:
@@ -223,27 +238,32 @@ class DecodeConfig:
     @property
     def row_bytes(self) -> int:
         """Bytes of a token in shared memory, including padding columns."""
-        return self.columns * self.spec.dtype.itemsize
+        return self.spec.dtype.bytes_of(self.columns)
 
     @property
     def stored_bytes(self) -> int:
         """Bytes in the cache of one warp's columns of a token of one of :attr:`heads`."""
-        return self.size * self.spec.dtype.itemsize
+        return self.spec.dtype.bytes_of(self.size)
 
     @property
     def scaled_elements(self) -> bool:
         """Whether every element is multiplied by its scale, since the elements of a k-step have several scales."""
-        return self.scales > 1 and self.spec.granularity % 16 != 0
+        return self.granules > 1 and self.spec.granularity % 16 != 0
 
     @property
     def scales_copied(self) -> bool:
         """Whether scales are copied unconverted to shared memory; otherwise they are converted through registers."""
-        return self.scales > 0 and self.spec.scale_dtype is kv.f32 and self.scales % 4 == 0
+        return self.spec.zero or (self.scales > 0 and self.spec.scale_dtype is kv.f32 and self.scales % 4 == 0)
 
     @property
     def scale_pitch(self) -> int:
-        """Bytes from token to token of the copied scales, free of bank conflicts."""
-        return 4 * self.scales + 16
+        """Bytes from token to token of copied scales, free of bank conflicts; those with zeros are read in order."""
+        return 4 * self.granules if self.spec.zero else 4 * self.scales + 16
+
+    @property
+    def scale_chunk(self) -> int:
+        """Bytes of a copy of scales."""
+        return min(16, lowbit(4 * self.granules)) if self.spec.zero else 16
 
     @property
     def l2_prefetch(self) -> int:
@@ -320,6 +340,22 @@ class DecodeConfig:
     def mma(self) -> DType:
         return kv.f16 if self.narrow else self.spec.dtype
 
+    def pair_of(self, t: Any, lane: Any) -> Any:
+        """The first of the two neighbouring elements that a lane has in step t of the output of converted elements.
+
+        A lane has the 16 bits of its quarter warp's place in an ldmatrix: two 8-bit elements in one step, or four 4-bit
+        ones in two. ``t`` may be a run-time value.
+        """
+        if self.spec.packed:
+            return (t // 2) * 32 + (t % 2) * 2 + (lane >> 2) * 4
+        return t * 16 + (lane >> 2) * 2
+
+    def element_of(self, t: Any, lane: Any, half: Any) -> Any:
+        """Element ``half`` of the two that a lane has in step t of the output; ``half`` may be a run-time value."""
+        if self.spec.packed:
+            return self.pair_of(t, lane) + half
+        return t * 16 + ((lane >> 2) * 2 + half if self.narrow else (lane >> 2) + 8 * half)
+
     def least_bytes(self, schedule: Mapping[str, Any]) -> tuple[int, str]:
         """(bytes, name) of the largest block, with the smallest possible values of the missing entries."""
         # The tile of a batch-invariant schedule must not depend on the batch, so nothing makes it smaller either.
@@ -355,12 +391,11 @@ def problems(
             f"needs a group of at most {WARP_ROWS} query heads and at most {MOST_QUERIES} new tokens of a sequence, "
             f"got a group of {group} and max_queries {max_queries}"
         )
-    narrow = spec.dtype.bits == 8
-    if narrow:
-        known = target.has("f8_convert") if spec.dtype.is_float else spec.dtype is kv.i8 and spec.quantized
+    if spec.converted:
+        known = target.has("f8_convert") if spec.dtype.is_float else spec.quantized
         if not known or query not in (kv.bf16, kv.f16):
             found.append(
-                "needs 8-bit floats that the target converts, or int8 with scales, and a query of bf16 or f16, got "
+                "needs 8-bit floats that the target converts, or integers with scales, and a query of bf16 or f16, got "
                 f"{spec.dtype.name} with a query of {query.name} on {target.name}"
             )
     elif spec.dtype not in (kv.bf16, kv.f16, kv.f32) or query is not spec.dtype:

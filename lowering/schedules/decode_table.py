@@ -53,6 +53,24 @@ def entries(target: Target, config: DecodeConfig, batch_invariant: bool = False)
     return found | invariant(config, tile) if batch_invariant else found
 
 
+def beside_tiles(target: Target, config: DecodeConfig, given: Mapping[str, Any]) -> tuple[int, dict[str, Any]]:
+    """(sixteenths of the multiprocessors for the decode kernel of a divided batch, entries of the kernel there).
+
+    One block per multiprocessor, with the copies in flight that reach the memory bandwidth from a share of them: two
+    blocks would be placed on twice as many multiprocessors, where tiles then find no room. Without such a block the
+    kernel has all multiprocessors, and tiles follow.
+    """
+    config = replace(config, max_batch=given.get("max_batch", config.max_batch))
+    bits = "8" if config.narrow else "16"
+    stage = 2 * given.get("tile", entries(target, config)["tile"]) * config.row_bytes
+    for warps in measured("decode_beside_warps", target)[bits]:
+        stages = max(2, measured("decode_beside_bytes", target)[bits] // (warps * stage))
+        found = {"warps": warps, "blocks": 1, "stages": stages}
+        if schedules.why_unsupported("kv.attention", {**found, **given}, target, "decode", config) is None:
+            return measured("decode_share", target)[bits], found
+    return schedules.DECODE_SHARE.most, {}
+
+
 def choose(target: Target, config: DecodeConfig, schedule: Mapping[str, Any], by_user: bool = False) -> dict[str, Any]:
     """The entries of a decode from the tables, reduced as far as the target and the given entries require.
 

@@ -48,9 +48,9 @@ def problems(case: Case, target: Target, row_alignment: int) -> list[str]:
             f"needs a query of bf16, f16 or f8e4m3 and an output of its type or f32, got {case.query.name} and "
             f"{case.out.name}"
         )
-    if spec.dtype is not case.query and spec.dtype.bits != 8:
+    if spec.dtype is not case.query and not spec.converted:
         found.append(f"needs a cache of the query's type or of 8 bits, got {spec.dtype.name}")
-    if spec.dtype.bits == 8 and (spec.head_size | case.row.rope | case.row.rope_start) % 16:
+    if spec.converted and (spec.head_size | case.row.rope | case.row.rope_start) % 16:
         found.append(
             f"needs 8-bit rows with all parts at multiples of 16 bytes, got {spec.head_size} bytes with bf16 "
             f"keys from byte {case.row.rope_start} on"
@@ -95,9 +95,9 @@ def swizzle_of(c: LatentConfig) -> str:
 
 def rows_of(case: Case, most: int) -> int:
     """Query rows per block, for at most ``most`` rows per sequence; 0 means no bound."""
-    few = WIDE if case.spec.dtype.bits == 8 else MOST_ROWS
+    few = WIDE if case.spec.converted else MOST_ROWS
     rows = align_up(most, 8) if 0 < most <= few else WIDE
-    return WIDE if latent_stored.upright(LatentConfig(case, rows)) else rows
+    return WIDE if latent_stored.unswapped(LatentConfig(case, rows)) else rows
 
 
 def by_tiles(case: Case, target: Target, schedule: Mapping[str, Any]) -> tile_schedule.TileConfig:

@@ -60,7 +60,7 @@ class Stages:
     of_rows: bool = False  # holds query rows, and output rows before a release
     staging: Staging | StagedBoxes | Transposition | None = None  # for a copy in STAGINGS
     finished: bool = False  # whether kv.copy_finish waits for the copies
-    told: bool = False  # whether cp.async copies arrive at ``full`` by themselves
+    async_arrive: bool = False  # whether cp.async copies arrive at ``full`` by themselves
     unfenced: bool = False  # whether the proxy fence is the consumers', after their wait
     grouped: bool = False  # wait for cp.async groups and at a block barrier, not at mbarriers
     parts: int = 1  # parts of the columns, with a barrier ``full`` each
@@ -80,10 +80,12 @@ class Stages:
         users_of = users(op.operation.results[0])
         made.finished = any(user.name == "kv.copy_finish" for user in users_of)
         starts = [user.opview for user in users_of if user.name == "kv.copy_start"]
-        tells = any(start.pages is not None for start in starts) or any("tells" in user.attributes for user in users_of)
-        made.told = not grouped and copy == "cp_async" and tells
+        arrive = any(start.pages is not None for start in starts) or any(
+            "async_arrive" in user.attributes for user in users_of
+        )
+        made.async_arrive = not grouped and copy == "cp_async" and arrive
         # A producer's proxy fence would wait for all its outstanding copies and lookups, also of later tiles.
-        made.unfenced = made.told or (not grouped and copy in STAGINGS)
+        made.unfenced = made.async_arrive or (not grouped and copy in STAGINGS)
         if copy in STAGINGS:
             kind = Staging if starts[0].descriptor is None and starts[0].pages is None else StagedBoxes
             if copy == "transposed":
@@ -95,7 +97,7 @@ class Stages:
     def initialize(self, consumers: int) -> None:
         """Initialize barriers: ``full`` counts copying warps, TMA or cp.async arrivals, ``empty`` consumer warps."""
         for stage in range(0 if self.grouped else self.count):
-            copies = 1 if self.copy == "tma" else self.copying if self.told else self.copying // WARP
+            copies = 1 if self.copy == "tma" else self.copying if self.async_arrive else self.copying // WARP
             for part in range(self.parts):
                 name = f"full_{self.name}[{stage}]" if self.parts == 1 else f"full_{self.name}[{stage}][{part}]"
                 ptx.mbarrier_init(self.full_of(stage, part), copies, name)
@@ -344,7 +346,7 @@ def load_rows(op: Any, place: Pointer, layout: SharedLayout, threads: Threads) -
 def copy_buffer_rows(op: Any, stages: Stages, thread: Value, threads: int) -> None:
     """Copy query rows by cp.async, and arrive at ``full``.
 
-    The arrival is a cp.async arrival (``told``) or follows a wait for the copies. If the rows are only the first
+    The arrival is a cp.async arrival (``async_arrive``) or follows a wait for the copies. If the rows are the first
     columns of a stage, the copy of the other columns arrives for both.
     """
     layout = stages.layout
@@ -365,7 +367,7 @@ def copy_buffer_rows(op: Any, stages: Stages, thread: Value, threads: int) -> No
             ptx.cp_async(target(first), address, CHUNK, there)
 
     step = threads // lanes  # rows per iteration of all threads
-    if stages.told and threads % lanes == 0 and step % SWIZZLE_ROWS == 0:  # constant strides
+    if stages.async_arrive and threads % lanes == 0 and step % SWIZZLE_ROWS == 0:  # constant strides
         row0, lane = (Value(x.ir, i32, nonneg=True) for x in (thread // lanes, thread % lanes))
         places = {first: place + layout.chunk_offset(row0, first + lane) for first in chunks}
         with functional.loop(0, ptx.unknown(layout.rows), step) as begin:
@@ -381,7 +383,7 @@ def copy_buffer_rows(op: Any, stages: Stages, thread: Value, threads: int) -> No
             copy(row, lane, lambda first: place + layout.chunk_offset(row, first + lane))
     if columns < layout.columns:
         return
-    if stages.told:
+    if stages.async_arrive:
         ptx.cp_async_mbarrier_arrive(stages.full + stage * BARRIER_BYTES)
         return
     ptx.cp_async_commit()

@@ -40,23 +40,23 @@ def product_of(top: ir.Value) -> ir.Operation | None:
     return defining_op(op.operands[0]) if bounded and op is not None else op
 
 
-def fused(scores: ir.Value, unit: ir.Value, maximum: ir.Value) -> ir.Value:
+def fused(scores: ir.Value, scale_log2: ir.Value, maximum: ir.Value) -> ir.Value:
     """The weights of rows whose maximum is not large."""
-    emitter, factor = Emitter(maximum.type, scores.type), of(unit)
+    emitter, factor = Emitter(maximum.type, scores.type), of(scale_log2)
     if factor == ONE:  # scores may be products, which must not be contracted
         return mlir_math.exp2(arith.subf(scores, emitter.spread(of(maximum))))
     powers = arith.mulf(scores, emitter.spread(factor), fastmath=CONTRACT)
     return mlir_math.exp2(arith.subf(powers, emitter.spread(of(maximum)), fastmath=CONTRACT))
 
 
-def powers(scores: ir.Value, unit: ir.Value, maximum: ir.Value) -> ir.Value:
+def powers(scores: ir.Value, scale_log2: ir.Value, maximum: ir.Value) -> ir.Value:
     """The exponents of 2 for any rows. They are computed from half of the product, which cannot overflow f32."""
     emitter = Emitter(maximum.type, scores.type)
 
     def repeated(rows: ir.Value) -> ir.Value:
         return emitter.spread(of(arith.mulf(rows, filled(rows.type, 0.5))))
 
-    half = arith.mulf(scores, repeated(unit))
+    half = arith.mulf(scores, repeated(scale_log2))
     for hold, within, end in ((arith.maxnumf, "OGT", -LARGEST), (arith.minnumf, "OLT", LARGEST)):  # finite ones
         held = hold(half, filled(scores.type, end / 2))
         infinite = filled(scores.type, math.copysign(math.inf, end))
@@ -65,30 +65,30 @@ def powers(scores: ir.Value, unit: ir.Value, maximum: ir.Value) -> ir.Value:
     return arith.addf(less, less)
 
 
-def powers_by_row(scores: ir.Value, unit: ir.Value, maximum: ir.Value) -> ir.Value:
+def powers_by_row(scores: ir.Value, scale_log2: ir.Value, maximum: ir.Value) -> ir.Value:
     """The exponents of 2, by the form of each row, so that a row's bits do not depend on the maxima of other rows."""
     emitter = Emitter(maximum.type, scores.type)
     under = emitter.spread(of(maximum))
-    less = mlir_math.fma(scores, emitter.spread(of(unit)), arith.negf(under))
-    return arith.select(large(under), powers(scores, unit, maximum), less)
+    less = mlir_math.fma(scores, emitter.spread(of(scale_log2)), arith.negf(under))
+    return arith.select(large(under), powers(scores, scale_log2, maximum), less)
 
 
-def chosen(scores: ir.Value, unit: ir.Value, maximum: ir.Value) -> ir.Value:
+def chosen(scores: ir.Value, scale_log2: ir.Value, maximum: ir.Value) -> ir.Value:
     """The weights of any rows, with both forms computed."""
-    return mlir_math.exp2(powers_by_row(scores, unit, maximum))
+    return mlir_math.exp2(powers_by_row(scores, scale_log2, maximum))
 
 
-def guarded(scores: ir.Value, unit: ir.Value, maximum: ir.Value) -> ir.Value:
+def guarded(scores: ir.Value, scale_log2: ir.Value, maximum: ir.Value) -> ir.Value:
     """The weights of any rows, with the exact form in a branch for warps in which a row needs it."""
-    if of(unit) == ONE:
-        return fused(scores, unit, maximum)
+    if of(scale_log2) == ONE:
+        return fused(scores, scale_log2, maximum)
     some = WarpAnyOp(large(maximum)).operation.results[0]
-    branch = scf.IfOp(some, [scores.type, unit.type, maximum.type], has_else=True)
+    branch = scf.IfOp(some, [scores.type, scale_log2.type, maximum.type], has_else=True)
     with ir.InsertionPoint(branch.then_block):
-        less = powers_by_row(scores, unit, maximum)
-        scf.yield_([less, filled(unit.type, 1.0), filled(maximum.type, 0.0)])
+        less = powers_by_row(scores, scale_log2, maximum)
+        scf.yield_([less, filled(scale_log2.type, 1.0), filled(maximum.type, 0.0)])
     with ir.InsertionPoint(branch.else_block):
-        scf.yield_([scores, unit, maximum])
+        scf.yield_([scores, scale_log2, maximum])
     return fused(*branch.results)
 
 

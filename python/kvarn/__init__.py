@@ -13,9 +13,10 @@ from typing import Any
 
 from kvarn import forks as forks, moved
 from kvarn._version import __version__
-from kvarn.dialect import dtypes as _dtypes
+from kvarn.dialect import deprecated, dtypes as _dtypes
 from kvarn.dialect.dtypes import *  # noqa: F403
 from kvarn.dialect.layout import CacheSpec, CollectionSpec, OperandSpec
+from kvarn.dialect.records import Record
 
 bool = _dtypes.bool_  # kv.bool, as kv.f32
 
@@ -40,6 +41,8 @@ _LAZY = {
     "kvarn.lowering.remarks": ("remark",),
     "kvarn.emulator": ("emulated", "EmulationError"),
 }  # fmt: skip
+# Names of the kernel language in earlier versions. For one release they are accepted.
+_RENAMED = {"beside": "concatenate", "take_round": "take_work_item"}
 _MODULES = {name: module for module, names in _LAZY.items() for name in names}
 # Names from layers above, which methods of lower layers reach through this module instead of importing; not public.
 _ABOVE = {"KernelReport": "kvarn.inspect", "Passport": "kvarn.inspect", "plan_prefixes": "kvarn.ops.prefixes"}
@@ -69,6 +72,9 @@ def __getattr__(name: str) -> Any:
             raise AttributeError(str(error), name=name, obj=sys.modules[__name__]) from error
     elif name.startswith("_"):
         raise _missing(name)
+    elif name in _RENAMED:
+        deprecated.warn_renamed("the name of kvarn", name, _RENAMED[name])
+        return __getattr__(_RENAMED[name])
     else:
         dsl = importlib.import_module("kvarn.dsl")
         if name not in dsl.__all__:
@@ -82,7 +88,7 @@ def _missing(name: str) -> AttributeError:
     return AttributeError(f"module 'kvarn' has no attribute {name!r}", name=name, obj=sys.modules[__name__])
 
 
-__all__ = ["CacheSpec", "CollectionSpec", "OperandSpec", "__version__", "bool", *_dtypes.__all__, *_MODULES]
+__all__ = ["CacheSpec", "CollectionSpec", "OperandSpec", "Record", "__version__", "bool", *_dtypes.__all__, *_MODULES]
 
 
 def __dir__() -> list[str]:

@@ -45,6 +45,7 @@ from kvarn.compilation.extensions import extend as extend
 from kvarn.compilation.kernel import Kernel as Kernel, load as load
 from kvarn.dialect.dtypes import DType as DType
 from kvarn.dialect.layout import CacheSpec as CacheSpec, CollectionSpec as CollectionSpec, OperandSpec as OperandSpec
+from kvarn.dialect.records import Record as Record
 from kvarn.dsl import masks as masks, math as math, scores as scores, tma as tma
 from kvarn.dsl.calls import *  # noqa: F403
 from kvarn.dsl.functional import *  # noqa: F403

@@ -77,7 +77,7 @@ class Timing:
 def do_bench(
     fn: Callable[[], Any], against: Callable[[], Any] | None = None, *, samples: int = 30, device: str | None = None
 ) -> Timing:
-    """Time a call; with ``against``, by turns with another call.
+    """Time a call; with ``against``, interleaved with another call.
 
     Parameters
     ----------

@@ -84,7 +84,7 @@ func.func @populate(%c: !cache, %i: i32, %c2: !odd) {
   // expected-error @below {{'kv.populate' op base alignment must be positive, got -4}}
   "kv.populate"(%c, %i, %i) {tile_rows = 64 : i64, base_alignment = -4 : i64, pair_cta = false, is_leader = true}
     : (!cache, i32, i32) -> !rows
-  // expected-error @below {{'kv.populate' op pair_cta needs one page a tile or an even number, got 3}}
+  // expected-error @below {{'kv.populate' op pair_cta needs one page per tile or an even number, got 3}}
   "kv.populate"(%c2, %i, %i) {tile_rows = 48 : i64, base_alignment = 0 : i64, pair_cta = true, is_leader = true}
     : (!odd, i32, i32) -> !kv.rows<48 : i64, 16 : i64>
   // expected-error @below {{'kv.populate' op pair_cta needs an even number of tile rows, got 1}}

@@ -97,6 +97,10 @@ func.func @load_tile(%c: !odd, %i: i32, %p: !llvm.ptr<3>, %c2: !cache, %c3: !h96
   "kv.load_tile"(%c2, %i, %i, %i, %i, %p, %i)
     {tile_rows = 4294967296 : i64, num_threads = 128 : i64, pitch = 256 : i64, swizzle = 0 : i64, mode = "async"}
     : (!cache, i32, i32, i32, i32, !llvm.ptr<3>, i32) -> ()
+  // expected-error @below {{'kv.load_tile' op a thread must copy at most 256 times 16 bytes, as its copies are unrolled, got 1024: 64 rows of 256 bytes over 1 threads}}
+  "kv.load_tile"(%c2, %i, %i, %i, %i, %p, %i)
+    {tile_rows = 64 : i64, num_threads = 1 : i64, pitch = 256 : i64, swizzle = 0 : i64, mode = "async"}
+    : (!cache, i32, i32, i32, i32, !llvm.ptr<3>, i32) -> ()
   // expected-error @below {{'kv.load_tile' op tile_rows and the page size must divide one another, got 24 and 16}}
   "kv.load_tile"(%c2, %i, %i, %i, %i, %p, %i)
     {tile_rows = 24 : i64, num_threads = 128 : i64, pitch = 256 : i64, swizzle = 0 : i64, mode = "async"}

@@ -67,17 +67,17 @@ func.func @tile_clear_and_tile_row_pages(%x: !acc, %i: i32, %x2: !tile, %c: !cac
   "kv.tile_clear"(%x, %i, %i) : (!acc, i32, i32) -> !acc
   // expected-error @below {{'kv.tile_clear' op the result must be of the operand's type tensor<64x128xbf16, "shared">, got tensor<64x64xbf16, "shared">}}
   "kv.tile_clear"(%x2, %i, %i) : (!tile, i32, i32) -> tensor<64x64xbf16, "shared">
-  // expected-error @below {{'kv.tile_row_pages' op rows must be from 1 to 128, one a lane of a warpgroup, got 144 : i64}}
+  // expected-error @below {{'kv.tile_row_pages' op rows must be from 1 to 128, one per lane of a warpgroup, got 144 : i64}}
   "kv.tile_row_pages"(%c, %i, %i, %i) {rows = 144 : i64} : (!cache, i32, i32, i32) -> i32
   return
 }
 
 func.func @tile_pages(%c: !cache, %i: i32, %c2: !pool) {
-  // expected-error @below {{'kv.tile_pages' op rows must be from 1 to 32 steps, one a lane, got rows = 128 : i64 and step = 2 : i64}}
+  // expected-error @below {{'kv.tile_pages' op rows must be from 1 to 32 steps, one per lane, got rows = 128 : i64 and step = 2 : i64}}
   "kv.tile_pages"(%c, %i, %i, %i) {rows = 128 : i64, step = 2 : i64} : (!cache, i32, i32, i32) -> i32
-  // expected-error @below {{'kv.tile_pages' op rows must be from 1 to 32 steps, one a lane, got rows = 72 : i64 and step = 16 : i64}}
+  // expected-error @below {{'kv.tile_pages' op rows must be from 1 to 32 steps, one per lane, got rows = 72 : i64 and step = 16 : i64}}
   "kv.tile_pages"(%c, %i, %i, %i) {rows = 72 : i64, step = 16 : i64} : (!cache, i32, i32, i32) -> i32
-  // expected-error @below {{'kv.tile_pages' op rows must be from 1 to 32 steps, one a lane, got rows = 64 : i64 and step = 0 : i64}}
+  // expected-error @below {{'kv.tile_pages' op rows must be from 1 to 32 steps, one per lane, got rows = 64 : i64 and step = 0 : i64}}
   "kv.tile_pages"(%c, %i, %i, %i) {rows = 64 : i64, step = 0 : i64} : (!cache, i32, i32, i32) -> i32
   // expected-error @below {{'kv.tile_pages' op operand must be of type !kv.cache or !kv.operand, got !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>}}
   "kv.tile_pages"(%c2, %i, %i, %i) {rows = 64 : i64, step = 16 : i64} : (!pool, i32, i32, i32) -> i32
@@ -184,7 +184,7 @@ func.func @turn_wait_and_turn_pass() {
   return
 }
 
-func.func @copy_rows_start_and_take_round(%rows: memref<?x128xbf16>, %m: tensor<64xi1>, %i: tensor<64xi32>, %n: i32,
+func.func @copy_rows_start_and_take_work_item(%rows: memref<?x128xbf16>, %m: tensor<64xi1>, %i: tensor<64xi32>, %n: i32,
     %rows2: memref<?x?x128xbf16>, %counter: memref<?xi32>) {
   %s = "kv.make_stages"() {buffer_name = "rows", copy = "convert", stages = 2 : i64, tile = tensor<64x128xbf16, "shared">} : () -> !kv.stages
   // expected-error @below {{'kv.copy_rows_start' op needs a buffer that is filled by cp_async, got convert}}
@@ -192,8 +192,8 @@ func.func @copy_rows_start_and_take_round(%rows: memref<?x128xbf16>, %m: tensor<
   %s2 = "kv.make_stages"() {buffer_name = "rows", copy = "cp_async", stages = 2 : i64, tile = tensor<64x128xbf16, "shared">} : () -> !kv.stages
   // expected-error @below {{'kv.copy_rows_start' op the buffer must be a memref of rank 2, got memref<?x?x128xbf16>}}
   "kv.copy_rows_start"(%s2, %n, %rows2, %m, %i) : (!kv.stages, i32, memref<?x?x128xbf16>, tensor<64xi1>, tensor<64xi32>) -> ()
-  // expected-error @below {{'kv.take_round' op the counter must have element type i8, got i32}}
-  "kv.take_round"(%counter, %n, %n) : (memref<?xi32>, i32, i32) -> i32
+  // expected-error @below {{'kv.take_work_item' op the counter must have element type i8, got i32}}
+  "kv.take_work_item"(%counter, %n, %n) : (memref<?xi32>, i32, i32) -> i32
   return
 }
 

@@ -19,12 +19,12 @@ func.func @tile_saturated(%x: tensor<64x128xbf16, "wgmma">, %x2: tensor<64x128xf
   return
 }
 
-func.func @tile_weights(%x: tensor<64x128xbf16>, %unit: tensor<64xf32>, %x2: tensor<64x128xf32>, %m: tensor<128xf32>) {
+func.func @tile_weights(%x: tensor<64x128xbf16>, %scale_log2: tensor<64xf32>, %x2: tensor<64x128xf32>, %m: tensor<128xf32>) {
   // expected-error @below {{'kv.tile_weights' op scores must be a tile of rank 2 of f32, got tensor<64x128xbf16>}}
-  "kv.tile_weights"(%x, %unit, %unit) : (tensor<64x128xbf16>, tensor<64xf32>, tensor<64xf32>) -> tensor<64x128xbf16>
+  "kv.tile_weights"(%x, %scale_log2, %scale_log2) : (tensor<64x128xbf16>, tensor<64xf32>, tensor<64xf32>) -> tensor<64x128xbf16>
   // expected-error @below {{'kv.tile_weights' op maximum must be 64 x f32, got tensor<128xf32>}}
-  "kv.tile_weights"(%x2, %unit, %m) : (tensor<64x128xf32>, tensor<64xf32>, tensor<128xf32>) -> tensor<64x128xf32>
+  "kv.tile_weights"(%x2, %scale_log2, %m) : (tensor<64x128xf32>, tensor<64xf32>, tensor<128xf32>) -> tensor<64x128xf32>
   // expected-error @below {{'kv.tile_weights' op the result must be tensor<64x128xf32>, got tensor<64x128xbf16>}}
-  "kv.tile_weights"(%x2, %unit, %unit) : (tensor<64x128xf32>, tensor<64xf32>, tensor<64xf32>) -> tensor<64x128xbf16>
+  "kv.tile_weights"(%x2, %scale_log2, %scale_log2) : (tensor<64x128xf32>, tensor<64xf32>, tensor<64xf32>) -> tensor<64x128xbf16>
   return
 }

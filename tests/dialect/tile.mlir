@@ -124,11 +124,11 @@ func.func @staged(%x: tensor<64x64xbf16, "wgmma">) {
   return
 }
 
-func.func @rows_and_rounds(%rows: memref<?x128xbf16>, %counter: memref<?xi8>, %m: tensor<64xi1>, %i: tensor<64xi32>, %n: i32) -> (i32, i32) {
+func.func @rows_and_work_items(%rows: memref<?x128xbf16>, %counter: memref<?xi8>, %m: tensor<64xi1>, %i: tensor<64xi32>, %n: i32) -> (i32, i32) {
   %s = "kv.make_stages"() {buffer_name = "rows", copy = "cp_async", stages = 2 : i64, tile = !tile} : () -> !kv.stages
   "kv.copy_rows_start"(%s, %n, %rows, %m, %i) : (!kv.stages, i32, memref<?x128xbf16>, tensor<64xi1>, tensor<64xi32>) -> ()
   %q = "kv.make_queue"(%counter) {readers = 12 : i64} : (memref<?xi8>) -> !kv.queue
-  %t = "kv.take_round"(%counter, %n, %n) : (memref<?xi8>, i32, i32) -> i32
+  %t = "kv.take_work_item"(%counter, %n, %n) : (memref<?xi8>, i32, i32) -> i32
   "kv.queue_fetch"(%q, %t, %n) : (!kv.queue, i32, i32) -> ()
   %next = "kv.queue_next"(%q, %t) : (!kv.queue, i32) -> i32
   return %t, %next : i32, i32
@@ -207,7 +207,7 @@ func.func @sharing(%x: tensor<64x32xbf16, "mma:4x2">, %k: tensor<32x576xbf16, "s
   %a = "kv.tile_share"(%x) : (tensor<64x32xbf16, "mma:4x2">) -> tensor<64x32xbf16, "shared">
   %v = "kv.tile_columns"(%k) {first_column = 64 : i64} : (tensor<32x576xbf16, "shared">) -> tensor<32x512xbf16, "shared">
   %w = "kv.tile_columns"(%t) {first_column = 8 : i64} : (tensor<64x128xf8E4M3FN, "shared(transposed)">) -> tensor<64x32xf8E4M3FN, "shared(transposed)">
-  %b = "kv.tile_beside"(%l, %r) : (tensor<32x64xbf16>, tensor<32x16xbf16>) -> tensor<32x80xbf16>
+  %b = "kv.tile_concatenate"(%l, %r) : (tensor<32x64xbf16>, tensor<32x16xbf16>) -> tensor<32x80xbf16>
   %s = "kv.tile_add_columns"(%o, %p) {first_column = 8 : i64} : (tensor<64x64xf32, "wgmma">, tensor<64x32xf32, "wgmma">) -> tensor<64x64xf32, "wgmma">
   return
 }

@@ -11,37 +11,18 @@ import importlib.util
 import json
 import re
 import runpy
+import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from reference.pages import FENCE, PAGES, ROOT, blocks, name_of, program
 
-ROOT = Path(__file__).resolve().parents[2]
+from kvarn.tools import cli
+
+PRINTED = {"docs/tutorial/5-a-bug.md": "look-ahead is the first pass"}
 EXAMPLES = ("scale_keys", "copy_convert", "rms_norm_keys", "observed_tokens")
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
-_FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.S | re.M)
-
-
-def name_of(path: Path) -> str:
-    return path.relative_to(ROOT).as_posix()
-
-
-def blocks(path: Path) -> Iterator[tuple[int, str, str]]:
-    """(first line, info string, code) of a page's fenced blocks."""
-    text = path.read_text(encoding="utf-8")
-    for match in _FENCE.finditer(text):
-        yield text.count("\n", 0, match.start()) + 2, match[1].strip(), match[2]
-
-
-def program(path: Path) -> str:
-    """A page's runnable blocks as one program whose lines have the page's numbers."""
-    lines: list[str] = []
-    for first, info, code in blocks(path):
-        if info == "python":
-            lines += [""] * (first - 1 - len(lines)) + code.splitlines()
-    return "\n".join(lines) + "\n" if lines else ""
 
 
 def run_text(text: str, tmp_path: Path, title: str) -> None:
@@ -95,7 +76,7 @@ def test_a_promise_is_kept_by_gpu_code(name):
 
 
 @pytest.mark.parametrize("path", [p for p in PAGES if program(p) and p.name != "README.md"], ids=name_of)
-def test_a_page_runs(path, tmp_path):
+def test_a_page_runs(path, tmp_path, capsys):
     if "import torch" in program(path) or "import kvarn.torch" in program(path):
         pytest.importorskip("torch", reason="PyTorch is not installed: make check-torch runs this page")
     if "(Kv.Operation" in program(path):  # what it declares stays declared: in a process of its own
@@ -104,6 +85,10 @@ def test_a_page_runs(path, tmp_path):
         assert done.returncode == 0, done.stderr
         return
     run_text(program(path), tmp_path, name_of(path))
+    if name_of(path) in PRINTED:  # what the program prints is shown on the page
+        shown = re.search(rf"(?:^    .*\n)*^    {PRINTED[name_of(path)]}.*\n(?:    .*\n)*", path.read_text(), re.M)[0]
+        printed = [line.split() for line in capsys.readouterr().out.splitlines()]
+        assert [line for line in shown.splitlines() if line.split() not in printed] == []
 
 
 @pytest.mark.parametrize("path", PAGES, ids=name_of)
@@ -121,16 +106,33 @@ def test_a_page_shows_an_example_as_it_is(page, example):
     assert sum(any(code in text for text in files) for code in shown) == {"parallel": 2, "writing-passes": 1}[page]
 
 
+@pytest.mark.whole
+def test_commands_print_what_the_page_shows(monkeypatch, capsys):
+    """Lines that begin with ``$``, in the folder of the page's files; registers are those of the assembler at hand."""
+    monkeypatch.chdir(ROOT / "examples" / "debugging")
+    text = re.sub(r"\\\n\s*", " ", (ROOT / "docs" / "debugging.md").read_text(encoding="utf-8"))
+    found = re.findall(r"^    \$ kvarn (.*)\n((?:    (?!\$).*\n)+)", text, re.M)
+    assert [command.split()[0] for command, _ in found] == ["explain", "ablate", "bisect"]
+    for command, shown in found:
+        cli.main(shlex.split(command))
+        printed = [line.split() for line in capsys.readouterr().out.splitlines()]
+        for line in shown.splitlines():
+            words = line.split() if "[ptxas]" not in line else []
+            if command.startswith("ablate"):
+                words = words[: 6 if "." in line else 4]  # without registers
+            assert any(one[: len(words)] == words for one in printed), line
+
+
 def anchors(path: Path) -> set[str]:
     """The anchors of a page's headings, as GitHub makes them."""
-    text = _FENCE.sub("", path.read_text(encoding="utf-8"))
+    text = FENCE.sub("", path.read_text(encoding="utf-8"))
     titles = re.findall(r"^#+ (.*)$", text, re.M)
     return {re.sub(r"[^\w\- ]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
 @pytest.mark.parametrize("path", PAGES, ids=name_of)
 def test_links_lead_somewhere(path):
-    text = re.sub(r"`[^`\n]*`", "", _FENCE.sub("", path.read_text(encoding="utf-8")))
+    text = re.sub(r"`[^`\n]*`", "", FENCE.sub("", path.read_text(encoding="utf-8")))
     for target in re.findall(r"\]\(([^)\s]+)\)", text):
         if target.startswith(("http://", "https://")):
             continue

@@ -15,11 +15,10 @@ from reference import attention as reference, attention_rows, function_rows, lat
 from reference.case import KERNELS, LAYER, NULL, Case, Form, OfOperands, Padded, assert_same_bits, named, window
 from reference.decode_cases import batch_invariance, early_after_append
 from reference.kinds import MMA
-from reference.operands import dense_parts, ragged_parts
+from reference.operands import cache_parts, dense_parts, ragged_parts
 from reference.places import Torch
 
 import kvarn as kv
-from kvarn.caches import KVCacheMHAOperand
 
 torch = pytest.importorskip("torch")
 pytestmark = pytest.mark.gpu
@@ -35,6 +34,7 @@ ROWS = {
     for row in of
     for kernel in row.kernels.replace("|", " ").split()
     if "sm_" not in kernel and not getattr(row.case.form, "wide", False)  # torch has no unsigned words of 64 bits
+    if kernel != "host" or not row.rule.startswith("values that are hidden from all rows")  # documented for the host
 }  # fmt: skip
 
 
@@ -52,17 +52,8 @@ MANY, FEW = ([50, 0, 130, 7, 0, 900], [70, 200, 0, 1, 0, 33]), ([50, 0, 130, 7, 
 BOTH = [([100, 40, 0], [1, 1, 1]), ([100, 40, 0], [70, 5, 129])]
 
 
-class OfCaches(Form):
-    """Keys and values as operands of caches that are on the GPU."""
-
-    def run(self, case: Case, place: Any) -> Any:
-        c, _ = case.source(place)
-        keys = KVCacheMHAOperand(c.get_key_cache(LAYER)), KVCacheMHAOperand(c.get_value_cache(LAYER))
-        return case.launch(place, kv.ops.attention, keys, case.query_rows, case.offsets)
-
-
 FORMS = {
-    "ragged": Form(), "padded": Padded(3), "caches": OfCaches(), "dense": OfOperands(dense_parts),
+    "ragged": Form(), "padded": Padded(3), "caches": OfOperands(cache_parts), "dense": OfOperands(dense_parts),
     "ragged operands": OfOperands(ragged_parts),
 }  # fmt: skip
 

@@ -1,6 +1,6 @@
 // RUN: kv-opt %s --check-kv-ownership | FileCheck %s
 // RUN: kv-opt %s --check-kv-ownership="target=host" | FileCheck %s --check-prefix=HOST
-// RUN: kv-opt %{kernels}/rescale.mlir --kv-pipeline --target=sm_90a --insert-after=extract-kv-program=check-kv-ownership --stop-after=check-kv-ownership --check-semantics-of=check-kv-ownership --grid=3x2 --arg=factors=2 --arg=sums=3x16 --lengths=edges --model=%S/Inputs/models.py:rescale -o /dev/null
+// RUN: %if alone %{ kv-opt %{kernels}/rescale.mlir --kv-pipeline --target=sm_90a --insert-after=extract-kv-program=check-kv-ownership --stop-after=check-kv-ownership --check-semantics-of=check-kv-ownership --grid=3x2 --arg=factors=2 --arg=sums=3x16 --lengths=edges --model=%S/Inputs/models.py:rescale -o /dev/null %}
 
 !paged = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 !flat = !kv.cache<"continuous", bf16, 8 : i64, 128 : i64, false, 0 : i64, none, 1 : i64>

@@ -1,5 +1,5 @@
 // RUN: kv-opt %s --extract-kv-program --split-input-file --verify-diagnostics | FileCheck %s
-// RUN: kv-opt %S/Inputs/attention.mlir --kv-pipeline --target=sm_90a --stop-after=extract-kv-program --check-semantics-of=extract-kv-program --lengths=edges -o /dev/null
+// RUN: %if alone %{ kv-opt %S/Inputs/attention.mlir --kv-pipeline --target=sm_90a --stop-after=extract-kv-program --check-semantics-of=extract-kv-program --lengths=edges -o /dev/null %}
 
 !pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 !rows = memref<?x8x128xbf16, strided<[?, ?, 1]>, 1>

@@ -1,5 +1,5 @@
 // RUN: kv-opt %s --flatten-kv-types --split-input-file --verify-diagnostics | FileCheck %s
-// RUN: kv-opt %{kernels}/rescale.mlir --kv-pipeline --target=sm_90a --stop-after=flatten-kv-types --check-semantics-of=flatten-kv-types --grid=3x2 --arg=factors=2 --arg=sums=3x16 --lengths=edges --model=%S/Inputs/models.py:rescale -o /dev/null
+// RUN: %if alone %{ kv-opt %{kernels}/rescale.mlir --kv-pipeline --target=sm_90a --stop-after=flatten-kv-types --check-semantics-of=flatten-kv-types --grid=3x2 --arg=factors=2 --arg=sums=3x16 --lengths=edges --model=%S/Inputs/models.py:rescale -o /dev/null %}
 
 !cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 !pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>

@@ -1,7 +1,7 @@
 // RUN: kv-opt %s --hoist-kv-lookups --split-input-file | FileCheck %s
 // RUN: kv-opt %s --hoist-kv-lookups='hoist=false' --split-input-file | FileCheck %s --check-prefix=STAY
 // RUN: kv-opt %s --hoist-kv-lookups='merge=false' --split-input-file | FileCheck %s --check-prefix=APART
-// RUN: kv-opt %{kernels}/rescale.mlir --kv-pipeline --target=sm_90a --stop-after=hoist-kv-lookups --check-semantics-of=hoist-kv-lookups --grid=3x2 --arg=factors=2 --arg=sums=3x16 --lengths=edges --model=%S/Inputs/models.py:rescale -o /dev/null
+// RUN: %if alone %{ kv-opt %{kernels}/rescale.mlir --kv-pipeline --target=sm_90a --stop-after=hoist-kv-lookups --check-semantics-of=hoist-kv-lookups --grid=3x2 --arg=factors=2 --arg=sums=3x16 --lengths=edges --model=%S/Inputs/models.py:rescale -o /dev/null %}
 
 !pool = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 !cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>

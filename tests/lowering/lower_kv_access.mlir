@@ -1,6 +1,6 @@
 // RUN: kv-opt %s --lower-kv-access --canonicalize --cse --split-input-file --verify-diagnostics | FileCheck %s
 // RUN: kv-opt %s --lower-kv-access='clamp=false' --canonicalize --cse --split-input-file --verify-diagnostics | FileCheck %s --check-prefix=TRUST
-// RUN: kv-opt %{kernels}/rescale.mlir --kv-pipeline --target=sm_90a --stop-after=lower-kv-access --check-semantics-of=lower-kv-access --grid=3x2 --arg=factors=2 --arg=sums=3x16 --lengths=edges --model=%S/Inputs/models.py:rescale -o /dev/null
+// RUN: %if alone %{ kv-opt %{kernels}/rescale.mlir --kv-pipeline --target=sm_90a --stop-after=lower-kv-access --check-semantics-of=lower-kv-access --grid=3x2 --arg=factors=2 --arg=sums=3x16 --lengths=edges --model=%S/Inputs/models.py:rescale -o /dev/null %}
 
 !cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 !hnd = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, array<i64: 16, 128, 2048>, none, 1 : i64>

@@ -1,5 +1,5 @@
 // RUN: kv-opt %s --lower-kv-buffers --canonicalize --split-input-file --verify-diagnostics | FileCheck %s
-// RUN: kv-opt %{kernels}/rescale.mlir --kv-pipeline --target=sm_90a --stop-after=lower-kv-buffers --check-semantics-of=lower-kv-buffers --grid=3x2 --arg=factors=2 --arg=sums=3x16 --lengths=edges --model=%S/Inputs/models.py:rescale -o /dev/null
+// RUN: %if alone %{ kv-opt %{kernels}/rescale.mlir --kv-pipeline --target=sm_90a --stop-after=lower-kv-buffers --check-semantics-of=lower-kv-buffers --grid=3x2 --arg=factors=2 --arg=sums=3x16 --lengths=edges --model=%S/Inputs/models.py:rescale -o /dev/null %}
 
 gpu.module @kernels {
   // Strides are fields; the plan's read-only arguments load through the read-only path; alignments are recorded.

@@ -1,6 +1,6 @@
 // RUN: kv-opt %s --lower-kv-casts='hardware=true' | FileCheck %s --check-prefix=HARD
 // RUN: kv-opt %s --lower-kv-casts | FileCheck %s --check-prefix=SOFT
-// RUN: kv-opt %{kernels}/rescale.mlir --kv-pipeline --target=sm_90a --stop-after=lower-kv-casts --check-semantics-of=lower-kv-casts --grid=3x2 --arg=factors=2 --arg=sums=3x16 --lengths=edges --model=%S/Inputs/models.py:rescale -o /dev/null
+// RUN: %if alone %{ kv-opt %{kernels}/rescale.mlir --kv-pipeline --target=sm_90a --stop-after=lower-kv-casts --check-semantics-of=lower-kv-casts --grid=3x2 --arg=factors=2 --arg=sums=3x16 --lengths=edges --model=%S/Inputs/models.py:rescale -o /dev/null %}
 // RUN: kv-opt %{kernels}/rescale.mlir --kv-pipeline --target=sm_80 --stop-after=lower-kv-casts --check-semantics-of=lower-kv-casts --grid=3x2 --arg=factors=2 --arg=sums=3x16 --lengths=edges --model=%S/Inputs/models.py:rescale -o /dev/null
 
 // HARD-LABEL: func.func @widen

@@ -2,7 +2,7 @@
 // RUN: kv-opt %s --lower-kv-trace="marks=64 target=host" | FileCheck %s --check-prefix=HOST
 // RUN: kv-opt %s --lower-kv-trace | FileCheck %s --check-prefix=OFF
 // RUN: not kv-opt %s --lower-kv-trace="marks=48" 2>&1 | FileCheck %s --check-prefix=WRONG
-// RUN: kv-opt %S/Inputs/attention.mlir --kv-pipeline --target=sm_90a --insert-after=start-kv-rounds=trace-kv-phases --insert-after=plan-kv-access=lower-kv-trace --stop-after=lower-kv-trace --check-semantics-of=lower-kv-trace --lengths=edges -o /dev/null
+// RUN: %if alone %{ kv-opt %S/Inputs/attention.mlir --kv-pipeline --target=sm_90a --insert-after=start-kv-work=trace-kv-phases --insert-after=plan-kv-access=lower-kv-trace --stop-after=lower-kv-trace --check-semantics-of=lower-kv-trace --lengths=edges -o /dev/null %}
 
 // WRONG: marks must be a power of two, or 0, got 48
 

@@ -1,6 +1,6 @@
 // RUN: kv-opt %s --allow-unregistered-dialect --plan-kv-access | FileCheck %s
 // RUN: kv-opt %s --allow-unregistered-dialect --plan-kv-access='read-only=false max-alignment=8' | FileCheck %s --check-prefix=LESS
-// RUN: kv-opt %{kernels}/rescale.mlir --kv-pipeline --target=sm_90a --stop-after=plan-kv-access --check-semantics-of=plan-kv-access --grid=3x2 --arg=factors=2 --arg=sums=3x16 --lengths=edges --model=%S/Inputs/models.py:rescale -o /dev/null
+// RUN: %if alone %{ kv-opt %{kernels}/rescale.mlir --kv-pipeline --target=sm_90a --stop-after=plan-kv-access --check-semantics-of=plan-kv-access --grid=3x2 --arg=factors=2 --arg=sums=3x16 --lengths=edges --model=%S/Inputs/models.py:rescale -o /dev/null %}
 
 !cache = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>
 !odd = !kv.cache<"paged", bf16, 8 : i64, 36 : i64, false, 16 : i64, none, 1 : i64>

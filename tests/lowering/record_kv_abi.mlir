@@ -1,5 +1,5 @@
 // RUN: kv-opt %s --record-kv-abi=target=sm_90a --split-input-file --verify-diagnostics | FileCheck %s
-// RUN: kv-opt %{kernels}/rescale.mlir --kv-pipeline --target=sm_90a --stop-after=record-kv-abi --check-semantics-of=record-kv-abi --grid=3x2 --arg=factors=2 --arg=sums=3x16 --lengths=edges --model=%S/Inputs/models.py:rescale -o /dev/null
+// RUN: %if alone %{ kv-opt %{kernels}/rescale.mlir --kv-pipeline --target=sm_90a --stop-after=record-kv-abi --check-semantics-of=record-kv-abi --grid=3x2 --arg=factors=2 --arg=sums=3x16 --lengths=edges --model=%S/Inputs/models.py:rescale -o /dev/null %}
 
 // The record holds arguments and parameters; the attributes that it is made from go, launch bounds become NVVM's.
 // CHECK: kv.abi = "{\22kernels\22: [{\22name\22: \22exact\22

@@ -1,5 +1,5 @@
 // RUN: kv-opt %s --split-input-file --simplify-kv-tiles | FileCheck %s
-// RUN: kv-opt %S/Inputs/attention.mlir --kv-pipeline --target=sm_90a --stop-after=simplify-kv-tiles --check-semantics-of=simplify-kv-tiles --lengths=edges -o /dev/null
+// RUN: %if alone %{ kv-opt %S/Inputs/attention.mlir --kv-pipeline --target=sm_90a --stop-after=simplify-kv-tiles --check-semantics-of=simplify-kv-tiles --lengths=edges -o /dev/null %}
 
 gpu.module @kernels {
   // Equal ops become one, dead ones go, and what does not change in a loop leaves it.

@@ -1,6 +1,12 @@
 // RUN: kv-opt %s --skip-kv-maxima | FileCheck %s
 // RUN: kv-opt %S/Inputs/attention.mlir --kv-pipeline --target=sm_90a --stop-after=skip-kv-maxima --check-semantics-of=skip-kv-maxima --arg=scale=64 --lengths=edges -o /dev/null
+// RUN: sed 's/dense<8.0>/dense<3.0e38>/' %s | kv-opt --skip-kv-maxima | FileCheck %s --check-prefix=FAR
 // A large scale: later tiles have scores so much larger that weights by the maximum before them are infinite.
+
+// A maximum that may be exceeded by so much that the weights are no f32 bounds no sums.
+// FAR-LABEL: gpu.func @weights
+// FAR-NOT:     kv.warp_any
+// FAR-LABEL: gpu.func @softmax
 
 !tile = tensor<64x64xf32, "wgmma">
 !row = tensor<64xf32, "rows(wgmma)">

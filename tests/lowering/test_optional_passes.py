@@ -22,11 +22,11 @@ CHANGES = {
     "small_prefill": ("defer-kv-reductions", "pipeline-kv-loops"),
     "attention, f8 x f8 0:kv.attention": (
         "simplify-kernels", "split-kv-loops", "specialize-kv-warps", "promote-kv-sums", "sum-kv-weights",
-        "queue-kv-rounds", "skip-kv-maxima", "skip-kv-rescales", "simplify-kv-tiles",
+        "queue-kv-work", "skip-kv-maxima", "skip-kv-rescales", "simplify-kv-tiles",
     ),
     "attention, f8, alibi 0:kv.attention": ("reverse-kv-loops",),
     "attention, mask and score 0:kv.attention": (
-        "narrow-kv-tiles", "tabulate-kv-scores", "fold-kv-scores", "start-kv-rounds",
+        "narrow-kv-tiles", "tabulate-kv-scores", "fold-kv-scores", "start-kv-work",
     ),
 }  # fmt: skip
 

@@ -505,7 +505,8 @@ def test_old_names_in_the_ir_are_completed_as_new_ones():
     with pytest.warns(DeprecationWarning, match="the schedule entry 'split' is 'split_size' now"):
         assert chosen({**given, "split": 64}, 4, 4, 64) == chosen({**given, "split_size": 64}, 4, 4, 64)
     mixed = chosen({"max_batch": 64, "decode_threshold": 4}, 4, 4, 64, dtype="f8e4m3")
-    old = {name: value for name, value in mixed.items() if not name.startswith("decode_")}
+    new = {"decode_share"}
+    old = {name: value for name, value in mixed.items() if name in new or not name.startswith("decode_")}
     old |= {f"few_{name.removeprefix('decode_')}": mixed[name] for name in mixed.keys() - old.keys()}
     old |= {"few": old.pop("few_threshold"), "few_split": old.pop("few_split_size")}
     old["slots"] = old.pop("staging_stages")

@@ -1,5 +1,5 @@
 // RUN: kv-opt %s --trace-kv-phases | FileCheck %s
-// RUN: kv-opt %S/Inputs/attention.mlir --kv-pipeline --target=sm_90a --insert-after=start-kv-rounds=trace-kv-phases --stop-after=trace-kv-phases --check-semantics-of=trace-kv-phases --lengths=edges -o /dev/null
+// RUN: %if alone %{ kv-opt %S/Inputs/attention.mlir --kv-pipeline --target=sm_90a --insert-after=start-kv-work=trace-kv-phases --stop-after=trace-kv-phases --check-semantics-of=trace-kv-phases --lengths=edges -o /dev/null %}
 
 !acc = tensor<64x64xf32, "wgmma">
 !tile = tensor<64x128xbf16, "shared">

@@ -13,7 +13,20 @@ import numpy as np
 import pytest
 from reference import attention as reference, emulated
 from reference.attention_rows import TABLES
-from reference.case import LAYER, Case, OfOperands, Padded, Row, WithPrior, assert_same_bits, named, on, rows, sentinel
+from reference.case import (
+    LAYER,
+    Case,
+    OfOperands,
+    Padded,
+    Row,
+    WithPrior,
+    assert_same_bits,
+    by_name,
+    named,
+    on,
+    rows,
+    sentinel,
+)
 from reference.operands import cache_parts, dense_parts, ragged_parts
 from reference.places import Interpreted, Unchecked
 
@@ -84,20 +97,25 @@ def test_pools_of_other_libraries_are_read_in_place(row: Row, kernel: str):
 OPERANDS = {"caches": OfOperands(cache_parts), "dense": OfOperands(dense_parts), "ragged": OfOperands(ragged_parts)}
 
 
-@pytest.mark.parametrize("kernel", ["host", "simt", "mma", "decode"])
-def test_a_padded_batch_has_the_bits_of_a_ragged_one(kernel):
-    place, case = on(kernel, [33, 60, 5], [2, 3, 1], dtype="f16")
+@by_name(["host", "simt", "mma", "decode"], thorough=["host", "simt"])  # rows of these are rows of the batch
+def test_a_padded_batch_has_the_bits_of_a_ragged_one(name):
+    place, case = on(name, [33, 60, 5], [2, 3, 1], dtype="f16")
     assert_same_bits(replace(case, form=Padded()).run(place), case.run(place))
 
 
-@pytest.mark.parametrize("kernel", ["host", pytest.param("simt", marks=[pytest.mark.thorough]), "mma"])
-@pytest.mark.parametrize(
-    "elements",
-    [{"mask": named("chunked", 24)}, {"dtype": "i8", "query": "f16", "scales": ("f32", 32)}],
-    ids=["chunks of 24", "i8 with scales"],
+HELD: dict[str, dict[str, Any]] = {
+    "chunks of 24": {"mask": named("chunked", 24)},
+    "i8 with scales": {"dtype": "i8", "query": "f16", "scales": ("f32", 32)},
+}
+
+
+@by_name(
+    [f"{of}: {kernel}" for kernel in ("host", "simt", "mma") for of in HELD],
+    thorough=["i8 with scales: host", "chunks of 24: mma", *(f"{of}: simt" for of in HELD)],
 )
-def test_equal_keys_give_equal_bits_whatever_holds_them(kernel, elements):
-    place, case = on(kernel, [20, 0, 9], [12, 17, 2], head_size=32, page_size=8, **elements)
+def test_equal_keys_give_equal_bits_whatever_holds_them(name):
+    elements, _, kernel = name.partition(": ")
+    place, case = on(kernel, [20, 0, 9], [12, 17, 2], head_size=32, page_size=8, **HELD[elements])
     want = case.run(place)
     for form in OPERANDS.values():
         assert_same_bits(replace(case, form=form).run(place), want)
@@ -118,8 +136,7 @@ def test_padded_batches_and_operands_take_a_prior_result():
         """Operands beside a prior result."""
 
         def run(self, case: Case, place: Any) -> Any:
-            keys = [of(*given) for of, given in self.parts(case.problem, 1)]
-            prior = WithPrior().prior(case)
+            keys, prior = case.operands(place, self.parts), WithPrior().prior(case)
             return case.launch(place, kv.ops.attention, keys, case.query_rows, case.offsets, prior=prior)
 
     place, case = on("host", [40, 0, 7], [2, 2, 2], dtype="f32", form=WithPrior())
@@ -143,11 +160,10 @@ def test_valid_lengths_past_the_padding_are_those_of_the_padding(kernel):
     assert empty[0].size == 0
 
 
-@pytest.mark.parametrize(
-    ("kernel", "new", "cached"), [("mma", [40], [70]), ("tile", [40], [200]), ("decode", [2], [70])]
-)
-def test_nothing_depends_on_the_order_of_warps_and_copies(kernel, new, cached):
-    place, case = on(kernel, cached, new, dtype="f16")
+@by_name(["mma", "tile", "decode"], thorough=["mma", "tile"])  # test_attention_tiles.py has the orders of tiles
+def test_nothing_depends_on_the_order_of_warps_and_copies(name):
+    cached, new = {"mma": ([70], [40]), "tile": ([200], [40]), "decode": ([70], [2])}[name]
+    place, case = on(name, cached, new, dtype="f16")
     first, *others = (case.run(Interpreted(place.name, order=order)) for order in ptx.ORDERS[::2] + ptx.ORDERS[3:4])
     for other in others:
         assert_same_bits(other, first)

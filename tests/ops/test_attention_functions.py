@@ -81,7 +81,7 @@ def test_what_rounds_read_before_they_wait_or_compute_again_changes_no_bit():
     with kv.emulated("sm_90a"):
         given = problem.collection, query, problem.row_offsets
         tiles = kv.ops.block_mask(*given, (mask, ids), score=score)
-        for settings in ({"options": {"start-kv-rounds": "reads=true"}}, {"disable": ["start-kv-rounds"]}):
+        for settings in ({"options": {"start-kv-work": "reads=true"}}, {"disable": ["start-kv-work"]}):
             with kv.pipeline(**settings):
                 found.append(kv.ops.attention(given[0], 1, *given[1:], score=score, block_mask=tiles))
     assert_same_bits(*found)

@@ -142,7 +142,7 @@ def test_a_padded_batch_and_rows_that_see_nothing(place):
 @pytest.mark.parametrize("parts", [cache_parts, dense_parts, ragged_parts], ids=["caches", "dense", "ragged"])
 def test_operands_of_keys_have_block_masks(place, parts):
     case = case_of([90, 0, 30], [6, 40, 1])
-    keys, values = (make(*map(Case.placing(place), given)) for make, given in parts(case.problem, LAYER))
+    keys, values = case.operands(place, parts)
     query, offsets = place.put(case.query_rows), place.put(case.offsets)
     found = TILES.made(case, place, keys, query, [offsets])
     assert entries(place, found) == entries(place, made(place, case))

@@ -107,6 +107,7 @@ FEW_ROWS_SPLIT = {"kind": "tile", "rows": 64, "keys": 64, "splits": 3, "max_quer
 
 # Sequences of up to 4 new tokens by a kernel of kind decode, the others by tiles: rows are those of 4 tokens.
 DIVIDED = BY_TMA.but(schedule={**TILE, "decode_threshold": 4}, rows=4 * 4)
+DIVIDED_PAGES = {"kind": "tile", "rows": 64, "keys": 16, "splits": 1, "decode_threshold": 4}
 DIVIDED_SPLITS = {"kind": "tile", "rows": 64, "keys": 64, "splits": 3, "decode_threshold": 4}
 
 # Kernels, and masks of make check; make check-all has every mask that a form takes.
@@ -120,6 +121,8 @@ VARIANTS: dict[str, tuple[Kernel, list[Mask]]] = {
     "few rows by a decode, others by mma.sync": (DIVIDED.but(place=AMPERE), [NULL]),
     "few rows by a decode, others by tiles, padded": (DIVIDED.but(form=Padded()), [NULL]),
     "few rows by a decode, others by tiles, keys of others": (DIVIDED.but(own_keys=True), [NULL]),
+    "few rows by a decode, others by tiles, two sources": (DIVIDED.but(form=OfTwoSources()), [CAUSAL]),
+    "few rows by a decode, others by tiles, chosen pages": (DIVIDED.but(**OF_PAGES, schedule=DIVIDED_PAGES), [CAUSAL]),
     "padded, tiles": (BY_TMA.but(form=Padded()), [NULL]),
     "padded, host": (ON_HOST.but(form=Padded()), [NULL, *windows(33)]),
     "padded, decode": (DECODING.but(form=Padded()), windows(17)),

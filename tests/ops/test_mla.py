@@ -92,7 +92,12 @@ ORDERED = {
 }  # fmt: skip
 
 
-@named_rows(ORDERED, ("pages of 5, splits", "few, pages of 5, splits", "8-bit rows", "columns beside one another"))
+LIKE_OTHERS = (
+    "pages of 5, splits", "few, pages of 5, splits", "8-bit rows", "few 8-bit rows", "columns beside one another",
+)  # fmt: skip
+
+
+@named_rows(ORDERED, LIKE_OTHERS)
 def test_results_do_not_depend_on_the_order_of_warps_and_copies(name):
     kernel, cached, new, options = ORDERED[name]
     place, case = on(kernel, cached, new, **options)

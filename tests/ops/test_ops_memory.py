@@ -249,12 +249,12 @@ def test_what_is_remembered_of_shapes_has_a_bound(name, monkeypatch):
     tracemalloc.start()
     try:
         used = []
-        for n in range(2, 66):
+        for n in range(2, 34):
             step_of(name, n)
-            if n % 32 == 1:
+            if n % 16 == 1:
                 made.clear()
                 gc.collect()
                 used.append(tracemalloc.get_traced_memory()[0])
     finally:
         tracemalloc.stop()
-    assert (used[1] - used[0]) / 32 < 900  # of a shape more; those that are remembered have 2,000 to 9,000 bytes
+    assert (used[1] - used[0]) / 16 < 900  # of a shape more; those that are remembered have 2,000 to 9,000 bytes

@@ -3,6 +3,11 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
@@ -107,6 +112,68 @@ def test_kv_opt_ignores_deleted_passes_with_a_warning(deleted, tmp_path, capsys)
         assert found == output(*now)
 
 
+@pytest.fixture
+def renamed(monkeypatch):
+    """(The name that plan-kv-access had in an earlier version, the warning about it.)"""
+    monkeypatch.setitem(registry.RENAMED, "widen-kv-access", "plan-kv-access")
+    return "widen-kv-access", "the pass 'widen-kv-access' is 'plan-kv-access' now; the old name goes"
+
+
+@pytest.mark.parametrize(
+    ("key", "of"),
+    [
+        ("disable", lambda name: [name]),
+        ("options", lambda name: {name: "read-only=false"}),
+        ("passes", lambda name: {f"before:{name}": "cse"}),
+    ],
+)
+def test_a_pass_is_found_by_its_earlier_name_with_a_warning_at_the_callers_line(renamed, key, of):
+    old, warning = renamed
+    wanted = kv.compile(triple, F32, target="sm_90a", **{key: of("plan-kv-access")})
+    with pytest.warns(DeprecationWarning, match=warning) as warned:
+        made = kv.compile(triple, F32, target="sm_90a", **{key: of(old)})
+    assert list(made.stages) == list(wanted.stages)
+    assert made.asm["ptx"] == wanted.asm["ptx"]
+    assert [w.filename for w in warned] == [__file__]
+
+
+def test_the_pipeline_is_entered_after_a_pass_by_its_earlier_name(renamed):
+    old, warning = renamed
+    stage = kv.compile(triple, F32, target="sm_90a").stages["plan-kv-access"]
+    wanted = kv.compile(stage, target="sm_90a", start_after="plan-kv-access")
+    with pytest.warns(DeprecationWarning, match=warning):
+        made = kv.compile(stage, target="sm_90a", start_after=old)
+    assert made.asm["ptx"] == wanted.asm["ptx"]
+
+
+def test_kv_opt_knows_passes_by_their_earlier_names(renamed, tmp_path, capsys):
+    from kvarn.tools import kv_opt
+
+    old, warning = renamed
+    source = tmp_path / "k.mlir"
+    source.write_text(kv.compile(triple, F32, target="sm_90a").asm["kv"])
+
+    def output(*flags):
+        assert kv_opt.main([str(source), *flags]) == 0
+        return capsys.readouterr().out
+
+    for flags in (
+        ["--{}"],
+        ["--pass-pipeline=builtin.module({},cse)"],
+        ["--kv-pipeline", "--target=sm_90a", "--disable={}"],
+        ["--kv-pipeline", "--target=sm_90a", "--stop-after={}"],
+    ):
+        wanted = output(*(flag.replace("{}", "plan-kv-access") for flag in flags))
+        with pytest.warns(DeprecationWarning, match=warning):
+            assert output(*(flag.replace("{}", old) for flag in flags)) == wanted
+
+
+def test_names_of_the_language_from_earlier_versions_warn():
+    for old, new in (("beside", "concatenate"), ("take_round", "take_work_item")):
+        with pytest.warns(DeprecationWarning, match=f"'{old}' is '{new}' now"):
+            assert getattr(kv, old) is getattr(kv, new)
+
+
 def test_a_pass_of_ones_own_may_have_the_name_of_a_deleted_one(deleted):
     def sort_kv_tiles(module):
         pass
@@ -124,3 +191,27 @@ def test_options_with_spaces_and_quotes_reach_a_pass_whole():
     steps = pipeline.steps("host", pipeline.Settings(options={"plan-kv-access": "read-only=false  max-alignment='8'"}))
     plan = next(s for s in steps if s.name == "plan-kv-access")
     assert (plan.options.read_only, plan.options.max_alignment) == (False, 8)
+
+
+ONLY_WHAT_IS_ASKED = """
+import runpy, sys
+import kvarn as kv
+
+kernel = runpy.run_path(sys.argv[1])["scale_keys"]
+kv.compile(kernel, kv.CacheSpec("paged", kv.bf16, 8, 128, 16), kv.f32, target="sm_90a")
+of_tiles = [m for m in sys.modules if m.startswith("kvarn.lowering.passes.tiles.")]
+of_operations = [m for m in sys.modules if m.startswith("kvarn.lowering.kernels.") and m.endswith(".expansion")]
+assert not of_tiles + of_operations, of_tiles + of_operations
+"""
+
+
+def test_a_kernel_of_ones_own_imports_no_pass_of_tiles_and_no_built_in_kernel():
+    example = Path(__file__).parents[2] / "examples" / "scale_keys.py"
+    run = subprocess.run(
+        [sys.executable, "-c", ONLY_WHAT_IS_ASKED, str(example)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "KVARN_CACHE_SIZE": "0"},
+    )
+    assert run.returncode == 0, run.stderr

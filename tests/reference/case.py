@@ -23,6 +23,7 @@ from kvarn.dialect import dtypes
 from . import attention as reference, chosen_pages
 from .foreign import pool_of
 from .latent import store_latent_rows
+from .operands import cache_parts
 from .places import Guarded, Interpreted, Place, bits
 from .random_caches import Problem, random_values, stored_problem
 from .shared_prefixes import combined
@@ -137,8 +138,7 @@ class OfOperands(Form):
     parts: Callable[[Problem, int], Any]
 
     def run(self, case: Case, place: Place) -> Rows:
-        made = [of(*map(case.placing(place), given)) for of, given in self.parts(case.problem, LAYER)]
-        return case.launch(place, kv.ops.attention, made, case.query_rows, case.offsets)
+        return case.launch(place, kv.ops.attention, case.operands(place, self.parts), case.query_rows, case.offsets)
 
 
 @dataclass(frozen=True)
@@ -523,6 +523,13 @@ class Case:
     def source(self, place: Place) -> tuple[Any, int]:
         """The collection in place, and the layer."""
         return place.collection(self.problem.collection), LAYER
+
+    def operands(self, place: Place, parts: Callable[[Problem, int], Any]) -> list[Any]:
+        """Keys and values in place as operands; those that are caches are of a collection in place."""
+        problem = self.problem
+        if parts is cache_parts:
+            problem = replace(problem, collection=place.collection(problem.collection))
+        return [of(*map(self.placing(place), given)) for of, given in parts(problem, LAYER)]
 
     @staticmethod
     def placing(place: Place) -> Callable[[Any], Any]:

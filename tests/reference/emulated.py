@@ -21,7 +21,8 @@ def run(
 ) -> None:  # fmt: skip
     """As ``kvarn.emulator.run.run``, behind a kernel that writes all that the operation is given.
 
-    Nobody writes anything where the schedule promises what is there early.
+    Nobody writes anything where the schedule promises what is there early. A kernel that waits for the operation's last
+    one, as any kernel that follows may, must find that the others have ended.
     """
     stream = stream or Stream()
     if not (schedule or {}).get("early"):
@@ -31,6 +32,7 @@ def run(
             if marks.written.size <= MARKED:
                 marks.written[:] = ahead.number
     emulator.run(operation, operands, attributes, schedule, target, multiprocessors, order, report, stream)
+    assert not stream.left, f"kernels {sorted(stream.left)} may run after the last one has ended: nobody waits for them"
 
 
 __all__ = ["order_of", "run"]

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 from types import SimpleNamespace
 
@@ -188,8 +189,12 @@ COMMAND += ["--arg", "out=16", "--target", "sm_90a", "--insert-before"]
 
 
 @pytest.fixture
-def written(tmp_path, monkeypatch):
-    """The folder of a kernel and of passes: one that is wrong, and some that end in other ways."""
+def written(tmp_path, monkeypatch, rest):
+    """The folder of a kernel and of passes: one that is wrong, and some that end in other ways.
+
+    Stages are lowered by the process that other tests have started.
+    """
+    monkeypatch.setattr(bisect, "ReferenceLowering", lambda trusted: contextlib.nullcontext(rest))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "kernel.py").write_text(KERNEL)
     for name in ("next_head", "head_behind"):  # a test's own: a process keeps the passes that it has loaded

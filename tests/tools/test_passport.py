@@ -198,6 +198,19 @@ def test_counts_of_a_run_stand_at_their_lines(ran, page):
 # --- the page
 
 
+def test_the_page_opens_on_the_code_of_the_kernel(page, tmp_path):
+    """Of an operation too, whose input has no kernel: at its expansion, on the file of its first kernel."""
+    spec = "--spec=collection=paged(bf16, num_heads=1, head_size=64, page_size=16)"
+    rows = [f"--spec={name}=buffer(bf16, (none, 1, 64))" for name in ("key", "value")]
+    assert cli.main(["explain", "--op=append", "--target=sm_80", spec, *rows, f"--html={tmp_path / 'a.html'}"]) == 0
+    for text, file, stage in (
+        (page, "test_passport.py", "input"),
+        ((tmp_path / "a.html").read_text(), "append.py", "expand-kv-operations"),
+    ):
+        data = data_of(text)
+        assert [data["files"][data["opens"][0]]["name"], data["stages"][data["opens"][1]]["name"]] == [file, stage]
+
+
 def test_the_page_fetches_nothing_and_has_its_sections(page):
     assert re.findall(r'(?:src|srcset|href|action|data)="(?!#)[^"]*"', page) == []
     assert not re.search(r"@import|url\(|https?://(?!www\.w3\.org)|\bfetch\(|XMLHttpRequest|\bimport\(", page)

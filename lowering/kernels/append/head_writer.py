@@ -14,7 +14,7 @@ from kvarn import dsl as kv
 from kvarn.dialect.layout import CacheSpec, align_up
 
 from ..common import CachedHead, Group, NormalHead, Rows, converted, inverse_rms, single
-from ..rope.rotation import Angles, Rotation, TurnedHead
+from ..rope.rotation import Angles, RotatedHead, Rotation
 from .quantize import Quantizer
 
 
@@ -88,7 +88,7 @@ class Norm:
 
 
 @kv.func
-def turn(rotation: Rotation, first: Any, step: int, angles: Angles, source: Any, target: Any) -> None:
+def rotate(rotation: Rotation, first: Any, step: int, angles: Angles, source: Any, target: Any) -> None:
     """Rotate every ``step``-th unit of a head from the first up."""
     if step == rotation.units:
         rotation.unit(first, angles, source.read, target.write)
@@ -135,7 +135,7 @@ class HeadWriter:
     def angles_of(self, kind: str, angles: Angles, part: Any) -> Any:
         """Angles for an item of a head, loaded now if it has at most one unit."""
         rotation, per_head = self.rotations[kind != "query"], self.items.query if kind == "query" else self.items.key
-        ahead = rotation.paired and rotation.turning and rotation.units <= per_head
+        ahead = rotation.paired and rotation.rotated_units and rotation.units <= per_head
         if kind == "key" and self.quantizer is not None and self.quantizer.chunks == 1 and self.quantizer.in_registers:
             return LoadedAngles(rotation.angles_of_chunk(self.quantizer.first(part), self.quantizer.width, angles))
         if kind == "value" or not ahead or (kind == "key" and self.quantizer is not None):
@@ -173,9 +173,9 @@ class HeadWriter:
         has = part < rotation.units
         vectors = [head.read(d, rotation.width) for d in rotation.starts(number)]
         vectors = self.norms[which].by(vectors, weights, has)
-        turned = rotation.turn(number, rotation.angles_of(number, angles), vectors)
+        rotated = rotation.rotate(number, rotation.angles_of(number, angles), vectors)
         if active & has:
-            rotation.put(number, turned, target.write)
+            rotation.put(number, rotated, target.write)
 
     @kv.func
     def query(
@@ -187,7 +187,7 @@ class HeadWriter:
             return
         head = self.norms[0].of(head, gamma, part)
         if active:
-            turn(self.rotations[0], part, self.items.query, angles, head, target)
+            rotate(self.rotations[0], part, self.items.query, angles, head, target)
 
     @kv.func
     def key(
@@ -200,10 +200,10 @@ class HeadWriter:
         head = self.norms[1].of(head, gamma, part % self.norms[1].group.lanes)
         if self.quantizer is None:
             if active:
-                turn(self.rotations[1], part, self.items.key, angles, head, target)
+                rotate(self.rotations[1], part, self.items.key, angles, head, target)
         else:
-            turned = TurnedHead(self.rotations[1], angles, head)
-            self.quantize(turned.read, target, part, active)
+            rotated = RotatedHead(self.rotations[1], angles, head)
+            self.quantize(rotated.read, target, part, active)
 
     @kv.func
     def value(self, head: Any, target: CachedHead, part: Any, active: Any) -> None:

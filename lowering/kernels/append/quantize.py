@@ -22,6 +22,8 @@ _SMALLEST = 2.0**-127  # the smallest scale with a finite reciprocal
 class Quantizer:
     """How the granules of a cache are written: by a group of threads each, in chunks of ``width`` elements.
 
+    This is the only writer of quantized records: append, RoPE + append, convert and project + append call it.
+
     ``divides``: whether to use the target's division. It is slow on GPUs, which multiply by the reciprocal and correct
     the quotient once, with the same rounding as the division.
     """
@@ -51,7 +53,7 @@ class Quantizer:
     @property
     def threads(self) -> int:
         """Threads per head."""
-        return self.spec.num_scales * self.group.lanes
+        return self.spec.granules * self.group.lanes
 
     @kv.func
     def read(self, read: Callable[[Any, int], Any], part: Any) -> list[Any]:
@@ -74,7 +76,9 @@ class Quantizer:
         Every thread of a warp must call it; threads that are not ``active`` write nothing.
         """
         first, step, own = self.first(part), self.group.lanes * self.width, known is None
-        if self.in_registers:
+        if self.spec.zero:
+            self.write_with_zero(cache, b, h, position, part, active, held)
+        elif self.in_registers:
             if own:
                 largest = abs(held[0])
                 for x in held[1:]:
@@ -99,6 +103,48 @@ class Quantizer:
             cache.store_scale(b, h, position, first, in_cache)
             for d in range(first, stop, self.width):
                 cache.store(b, h, position, d, single(self.stored(read(d, self.width), scale, inverse, own)))
+
+    @kv.func
+    def write_with_zero(self, cache: Any, b: Any, h: Any, position: Any, part: Any, active: Any, held: Any) -> None:
+        """:meth:`write` for a granule with a zero: its least value, from which the scale reaches to its greatest.
+
+        Granules divide the head and are in registers.
+        """
+        first, step, dtype = self.first(part), self.group.lanes * self.width, self.spec.scale_dtype
+        least, greatest = held[0], held[0]
+        for x in held[1:]:
+            least, greatest = kv.math.min(least, x), kv.math.max(greatest, x)
+        least = -self.group.max((-least).reduce("max"))
+        greatest = self.group.max(greatest.reduce("max"))
+        zero = dtype(kv.math.max(kv.math.min(least, dtype.largest), -dtype.largest))
+        reach = kv.math.max(self.scale_of(greatest - kv.f32(zero)), 0.0)
+        scale, in_cache = stored_scale(kv.math.min(reach, dtype.largest), dtype)
+        inverse = 1.0 / scale
+        if active:
+            for k in kv.static(range(self.chunks)):
+                elements = self.elements(held[k] - kv.f32(zero), scale, inverse)
+                cache.store(b, h, position, first + k * step, single(elements))
+            if part % self.group.lanes == 0:
+                cache.store_scale(b, h, position, first, kv.from_lanes([in_cache, zero], dtype))
+
+    @kv.func
+    def elements(self, x: Any, scale: Any, inverse: Any) -> Any:
+        """f32 values from a zero up, a multiple of 8, divided by a scale, as bytes of two 4-bit elements each."""
+        last = self.spec.dtype.largest
+        if self.divides:
+            found = x / scale
+        else:
+            quotient = x * inverse
+            found = kv.math.fma(kv.math.fma(-quotient, scale, x), inverse, quotient)
+        # Added to this number, an f32 is rounded to a whole one in the lowest bits of the sum.
+        bits = kv.bitcast(kv.math.max(kv.math.min(found, last), 0.0) + 1.5 * 2**23, kv.u32)
+        words = []
+        for n in kv.static(range(0, self.width, 8)):
+            word = bits[n] & 15
+            for i in kv.static(range(1, 8)):
+                word = word | (bits[n + i] & 15) << 4 * i
+            words.append(word)
+        return kv.bitcast(kv.from_lanes(words, kv.u32), kv.u8)
 
     @kv.func
     def scale_of(self, largest: Any) -> Any:

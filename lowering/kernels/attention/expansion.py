@@ -8,7 +8,6 @@ otherwise tile if it supports the case, otherwise simt. ``select-kv-schedule`` c
 
 from __future__ import annotations
 
-import functools
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -106,7 +105,7 @@ def decode_rows(case: Case, place: Place, sequences: int) -> int:
         return MOST_QUERIES * WARP_ROWS
     table = "decode_rows_beside_unconverted_tiles" if _stored_tiles(case, place) else "decode_rows"
     narrow = case.spec.head_size <= measured("decode_narrow_columns", place.target)
-    narrow = narrow and case.spec.dtype.bits == 8 and not case.spec.quantized
+    narrow = narrow and case.spec.converted and not case.spec.quantized
     if narrow and tile_schedule.instruction_for(case, place.target, {}) == WGMMA:
         table = "decode_rows_of_narrow_heads"
     return by_most(table, place.target, sequences)
@@ -142,12 +141,15 @@ def few_queries(case: Case, place: Place) -> int:
     """
     fixed = "max_queries" in place.schedule or "kind" in place.schedule or place.invariant
     single = place.schedule.get("max_batch", 1) == 1
-    converted = case.spec.dtype.bits == 8  # others are read at the memory's rate by tiles too
-    if fixed or single or not converted or not place.target.has("pdl") or place.of_operands or case.blocks:
+    by_wgmma = tile_schedule.instruction_for(case, place.target, {}) == WGMMA
+    paid = (case.spec.converted or by_wgmma) and place.target.has("pdl")
+    if fixed or single or not paid or place.of_operands or case.blocks:
         return 0
     if case.functions and measured("functions_by_tiles", place.target) and _stored_tiles(case, place):
         return 0
-    most = min(decode_rows(case, place, place.sequences) // case.group, MOST_QUERIES)
+    # One new token, or as many as the columns of one product hold: more would cost all sequences instructions.
+    columns = max(1, decode_schedule.COLUMNS // case.group)
+    most = min(decode_rows(case, place, place.sequences) // case.group, columns)
     return most if most and not decode_problems(case, place, place.max_batch, most) else 0
 
 
@@ -271,11 +273,13 @@ def slower_than(op: Any, at: Expansion, case: Case, kind: str) -> list[str]:
 def expand(op: Any, at: Expansion) -> None:
     case, kind = case_of(op, at), at.kind
     if kind == "decode":
-        attention_decode.launch(case, at, op)
+        attention_decode.launch(case, at, op)()
     elif kind == "tile":
         config, few = tile_schedule.configured(case, at.target, at.schedule), few_of_launch(op, at)
-        launch_few = None if few is None else functools.partial(attention_decode.launch, case, at, op, few)
-        tile_launch.launch(config, at, op, few, launch_few)
+        combine = None if few is None else attention_decode.launch(case, at, op, few)
+        tile_launch.launch(config, at, op, few)
+        if combine is not None:
+            combine()
     elif kind == "host" and attention_tiles.fits_host(case):  # there are no tiles of head size 1
         attention_tiles.launch_host(case, at, op)
     else:

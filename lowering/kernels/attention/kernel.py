@@ -29,7 +29,7 @@ from .arguments import AttentionArguments
 from .case import Case
 from .key_splits import partial_row, quotient
 from .partials import LOG2E, LOWEST, finished, log_sum_exp, with_prior
-from .queries import tiles_of
+from .queries import tiles_of, tiles_of_many
 from .softmax import modified, modifies, online_softmax
 from .sources import source_of
 from .specialisation import TileArguments, TileKernel
@@ -49,21 +49,23 @@ class Work:
 
 
 @kv.func
-def work_items(s, t):
-    """The work items of this block, in order."""
+def work_items(s, t, tiles):
+    """The work items of this block, in order, of ``tiles`` tiles of rows."""
     heads = s.case.spec.num_heads
-    number_of_tiles = t.tiles * heads
+    number_of_tiles = tiles * heads
     units = number_of_tiles if t.splits is None else number_of_tiles * t.splits
     last_unit, step = (units, kv.grid_dim.x) if s.persistent else (kv.block_id.x + 1, 1)
+    if s.sequences and not s.persistent:
+        last_unit = kv.math.min(last_unit, units)
     for i in range(kv.block_id.x, last_unit, step):
-        work = i if t.queue is None else kv.take_round(t.queue, i, units)
+        work = i if t.queue is None else kv.take_work_item(t.queue, i, units, late=s.overlaps)
         split = 0 if t.splits is None else quotient(work, number_of_tiles)
         tile = work - split * number_of_tiles  # blocks that read the same keys run at the same time
         if s.case.chunk is None:
             number, head = tile // heads, tile % heads
         else:
-            number, head = tile % t.tiles, tile // t.tiles  # within a chunk, head by head
-        yield Work(tile, t.tiles - 1 - number, head, split)  # the longest first
+            number, head = tile % tiles, tile // tiles  # within a chunk, head by head
+        yield Work(tile, tiles - 1 - number, head, split)  # the longest first
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,7 @@ class QueryRows:
     Attributes
     ----------
     number, head : i32
-        The tile's number, and the KV head.
+        The tile's number over all sequences of the batch, and the KV head.
     b, row0, count : i32
         The sequence, the tile's first row in it, and its rows.
     start, num_keys : i32
@@ -100,17 +102,21 @@ class QueryRows:
 
 
 @kv.func
-def rows_of(s, a, queries, work):
-    """The query rows of a work item."""
-    group = s.case.group
-    b, base, row0, count = queries.tile(work.number, group, s.rows)
+def rows_of(s, a, queries, many, work):
+    """The query rows of a work item; ``many``: the numbering of the tiles of a divided batch."""
+    group, number = s.case.group, work.number
+    if many is None:
+        b, base, row0, count = queries.tile(number, group, s.rows)
+    else:
+        b, base, row0, count = many.tile(number)
+        number = many.number_in_batch(b, row0)
     start, num_keys = a.start(s.case, queries, b)
     num_keys = kv.where(row0 < count, num_keys, 0)
     row = row0 + kv.tile_index(s.rows)
     exists, row = row < count, kv.math.max(kv.math.min(row, count - 1), 0)
     token, h = row // group, work.head * group + row % group
     place = (*queries.at(base, token), h)
-    return QueryRows(work.number, work.head, b, row0, count, start, num_keys, exists, h, start + token, place)
+    return QueryRows(number, work.head, b, row0, count, start, num_keys, exists, h, start + token, place)
 
 
 @kv.func
@@ -174,10 +180,15 @@ def attention_kernel(s: TileKernel) -> Any:
     @kv.kernel(block=(s.threads, 1, 1), **options)
     def attention(a: AttentionArguments, t: TileArguments):
         queries, arrays = a.queries(s.case, s.most), a.arrays
-        if a.few is not None and s.overlaps:  # the kernel of the other sequences runs where this one leaves room
-            kv.griddepcontrol_launch_dependents()
-        for work in work_items(s, t):
-            rows = rows_of(s, a, queries, work)
+        if s.overlaps:  # the kernel of the sequences of few tokens has waited for earlier kernels, if it was launched
+            if a.few < 1:
+                kv.griddepcontrol_wait()
+        many, tiles = None, t.tiles
+        if s.sequences:
+            many = tiles_of_many(queries, s.sequences, s.case.group, s.rows, s.threads // 32)
+            tiles = many.count
+        for work in work_items(s, t, tiles):
+            rows = rows_of(s, a, queries, many, work)
             q, factor, unit = scaled_query(s, a, rows)
             keys = source_of(s, a, t, rows, work.split, q.shape[1] // (2 if s.stored_keys else 1))
             first, end, several = keys.part()
@@ -198,6 +209,8 @@ def attention_kernel(s: TileKernel) -> Any:
                 write_partial(s, t, rows, work.tile, work.split, first < end, m, l, o)
             elif work.split == 0:
                 write_result(s, a, rows, m, l, o)
+        if s.overlaps:  # a kernel that waits for this one waits for both
+            kv.griddepcontrol_wait()
 
     return attention
 

@@ -22,10 +22,12 @@ from .arguments import AttentionArguments
 from .case import Case
 from .key_tiles import KeyTiles
 from .partials import LOWEST, finished, log_sum_exp, weight, with_prior
+from .queries import tiles_of_many
 from .specialisation import TileArguments, TileKernel
 
 MOST_SPLITS = 32  # one lane of a warp has the m and l of each
 WARPS = 4
+COMBINING = 8  # blocks per multiprocessor where each combines several rows
 WIDTH = 4  # elements of a row per load of a lane
 TOGETHER = 4  # splits whose loads a warp has in flight
 
@@ -73,7 +75,7 @@ def combine_kernel(s: TileKernel, programmatic: bool = True) -> Any:
     """
     case, rows, keys, least, most = s.case, s.rows, s.keys, s.least, s.most
     FIRST, V = s.first_column, s.values
-    turns = cdiv(V, 32 * WIDTH)
+    vectors_per_lane = cdiv(V, 32 * WIDTH)
 
     @kv.func
     def weights_of(ends, row, num_splits, lane):
@@ -85,16 +87,10 @@ def combine_kernel(s: TileKernel, programmatic: bool = True) -> Any:
         mine = weight(mine, m)
         return m, kv.warp_reduce(total * mine, "add"), mine
 
-    @kv.kernel(block=(32 * WARPS, 1, 1))
-    def attention_tiles_combine(a: AttentionArguments, t: TileArguments):
-        lane, warp = kv.lane_id(), kv.warp_id()
-        queries, tiles, splits = a.queries(case, most), t.tiles, t.splits
-        item = kv.block_id.x * WARPS + warp
-        tile, r = item // rows, item % rows
-        number, head = tiles - 1 - tile // case.spec.num_heads, tile % case.spec.num_heads
-        b, base, row0, count = queries.tile(number, case.group, rows)
-        if programmatic:
-            kv.griddepcontrol_wait()  # partial results are visible from here on; the lengths are older
+    @kv.func
+    def combine_row(a, t, queries, tile, r, place, lane):
+        """Combine row r of a tile; ``place``: the tile's number and KV head, and as :func:`case.tile_place`."""
+        (number, head, b, base, row0, count), splits = place, t.splits
         if row0 + r < count:
             start, num_keys = a.start(case, queries, b)
             if a.block_mask is None:
@@ -110,8 +106,8 @@ def combine_kernel(s: TileKernel, programmatic: bool = True) -> Any:
                 place = (*queries.at(base, token), h)
                 before = None if a.prior is None else a.prior_lse[place]
                 m, l, factor, of_prior = finished(m, l, None if a.sinks is None else a.sinks[h], before)
-                for turn in kv.static(range(turns)):
-                    d = kv.math.min((turn * 32 + lane) * WIDTH, V - WIDTH)  # the last lanes repeat the last elements
+                for n in kv.static(range(vectors_per_lane)):
+                    d = kv.math.min((n * 32 + lane) * WIDTH, V - WIDTH)  # the last lanes repeat the last elements
                     o = kv.vector(f32, WIDTH)
                     for s in range(0, num_splits, TOGETHER):
                         held = [
@@ -127,5 +123,27 @@ def combine_kernel(s: TileKernel, programmatic: bool = True) -> Any:
                 if a.lse is not None:
                     if lane == 0:
                         a.lse[place] = log_sum_exp(m, l)
+
+    @kv.kernel(block=(32 * WARPS, 1, 1))
+    def attention_tiles_combine(a: AttentionArguments, t: TileArguments):
+        lane, warp = kv.lane_id(), kv.warp_id()
+        queries, tiles = a.queries(case, most), t.tiles
+        item = kv.block_id.x * WARPS + warp
+        if s.sequences == 0:
+            tile, r = item // rows, item % rows
+            number, head = tiles - 1 - tile // case.spec.num_heads, tile % case.spec.num_heads
+            b, base, row0, count = queries.tile(number, case.group, rows)
+            if programmatic:
+                kv.griddepcontrol_wait()  # partial results are visible from here on; the lengths are older
+            combine_row(a, t, queries, tile, r, (number, head, b, base, row0, count), lane)
+        else:
+            many = tiles_of_many(queries, s.sequences, case.group, rows, WARPS)
+            if programmatic:
+                kv.griddepcontrol_wait()
+            for i in range(item, many.count * (case.spec.num_heads * rows), kv.grid_dim.x * WARPS):
+                tile, r = i // rows, i % rows
+                b, base, row0, count = many.tile(many.count - 1 - tile // case.spec.num_heads)
+                number, head = many.number_in_batch(b, row0), tile % case.spec.num_heads
+                combine_row(a, t, queries, tile, r, (number, head, b, base, row0, count), lane)
 
     return attention_tiles_combine

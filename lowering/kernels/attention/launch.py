@@ -4,7 +4,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -20,19 +19,17 @@ from kvarn.lowering.tiles.transposition import GROUP
 from ..base import Expansion
 from .arguments import AttentionArguments
 from .kernel import attention_kernel
-from .key_splits import WARPS, combine_kernel
+from .key_splits import COMBINING, WARPS, combine_kernel
 from .queries import batch_of, tiles_of
 from .specialisation import TileArguments, TileKernel
 from .split_counts import halved, longest_of, splits_for
 
 
-def launch(
-    config: TileConfig, at: Expansion, op: Any, few: Ix | None = None, launch_few: Callable[[], None] | None = None
-) -> None:
+def launch(config: TileConfig, at: Expansion, op: Any, few: Ix | None = None) -> None:
     """Launch the attention kernel and, where keys are split, the combine kernel.
 
-    With ``few``, only over sequences of more than ``few`` new tokens; ``launch_few`` launches the kernel of the others,
-    which runs on multiprocessors as this one leaves them.
+    With ``few``, only over sequences of more than ``few`` new tokens: the kernel launched before has the others, and
+    this one runs on the multiprocessors that it leaves.
     """
     a = replace(AttentionArguments.of(op), few=few)
     # Block masks fix the numbering of tiles, and with lists each row is a sequence: max_queries does not apply.
@@ -61,21 +58,19 @@ def launch(
             if config.occupancy > 1:
                 splits = splits.greatest(halved(filled, slots, longest, least))
     t = TileArguments(tiles, *descriptors(config, at, a), splits=splits)
-    for section in config.sections:
-        last = section == config.sections[-1]
-        _launch_section(config, section, at, a, t, most, launch_few if last else None)
+    for column_range in config.column_ranges:
+        _launch_columns(config, column_range, at, a, t, most)
 
 
-def _launch_section(
+def _launch_columns(
     config: TileConfig,
-    section: tuple[int, int],
+    column_range: tuple[int, int],
     at: Expansion,
     a: AttentionArguments,
     t: TileArguments,
     most: int | None,
-    launch_few: Callable[[], None] | None,
 ) -> None:
-    """Launch the kernel for one section of the value columns, of at most ``most`` new tokens, then ``launch_few``."""
+    """Launch the kernel for some value columns, of at most ``most`` new tokens."""
     case, tiles, multiprocessors, splits = config.case, t.tiles, at.device("multiprocessors"), t.splits
     spare = config.most_shared_bytes(at.target) - config.shared_bytes
     schedule = {"consumers": config.consumers, "spare": max(spare, 0), **config.entries()}
@@ -86,14 +81,15 @@ def _launch_section(
         schedule["across"] = config.across
     by_mma = config.instruction == MMA
     s = TileKernel(
-        case, config.rows, config.keys, config.threads, config.blocks(at.target), bounded=by_mma,
-        least=config.least(at.target), persistent=config.persistent or not by_mma, section=section, most=most,
-        stored_keys=config.stored_keys, weights=config.weights, overlaps=at.target.has("pdl"),
+        case, config.rows, config.keys, config.threads, config.blocks(at.target), values_end_with_mask=by_mma,
+        least=config.least(at.target), persistent=config.persistent or not by_mma, column_range=column_range, most=most,
+        stored_keys=config.stored_keys, weights=config.weights, sequences=config.sequences,
+        overlaps=a.few is not None and at.target.has("pdl") and column_range == config.column_ranges[0],
     )  # fmt: skip
     if config.narrow and a.lse is None:  # lse needs the weights before rounding
         schedule["row_sums"] = True
-    if section[0] > 0:
-        a = a.without("lse")  # the first section writes it
+    if column_range[0] > 0:
+        a = a.without("lse")  # the kernel of the first columns writes it
     units, at_once = tiles * case.spec.num_heads, multiprocessors * config.occupancy
     blocks = units.least(at_once) if config.persistent else units
     several = None
@@ -106,15 +102,18 @@ def _launch_section(
         blocks = units_of_all.least(at_once) if config.persistent else units_of_all
     if config.persistent and config.producer:
         t = replace(t, queue=at.workspace(4, zeroed=True))
-    key, kernel = (config, section, most, a.few is None), attention_kernel(s)
-    at.launch(kernel, [a, t], (blocks, 1, 1), (config.threads, 1, 1), key=key, attributes={"kv.schedule": schedule})
-    if launch_few is not None:
-        launch_few()
+    key, kernel = (config, column_range, most, a.few is None), attention_kernel(s)
+    at.launch(
+        kernel, [a, t], (blocks, 1, 1), (config.threads, 1, 1), key=key, programmatic=s.overlaps,
+        attributes={"kv.schedule": schedule},
+    )  # fmt: skip
     if several is None:
         return
     a = a.without("query", "scale", "slopes", "pages", "page_counts", *ARRAYS)
     t = replace(t, key_map=None, value_map=None, queue=None)
     grid, early = several * units * (config.rows // WARPS), at.target.has("pdl")
+    if config.sequences:  # most tiles may be of sequences that another kernel has
+        grid = grid.least(multiprocessors * COMBINING)
     at.launch(combine_kernel(s, early), [a, t], (grid, 1, 1), (32 * WARPS, 1, 1), key=key, programmatic=early)
 
 

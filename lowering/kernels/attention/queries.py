@@ -8,6 +8,7 @@ Buffers of a ragged batch are [T, heads, ...], those of a padded batch [B, S, he
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 from mlir import ir
@@ -17,7 +18,8 @@ from kvarn.dialect.layout import cdiv
 
 from ..base import Expansion
 from ..common import at_most
-from .case import Division, sequence_of_query, tile_count, tile_place
+from ..scans import sums_before
+from .case import Division, last_not_above, sequence_of_query, tile_count, tile_place
 
 
 @dataclass(frozen=True)
@@ -180,6 +182,53 @@ class PaddedQueries:
 
 
 Queries = RaggedQueries | PaddedQueries
+
+
+@dataclass(frozen=True)
+class TilesOfMany:
+    """The tiles of rows of a divided batch, numbered over the sequences that the kernel computes alone.
+
+    Attributes
+    ----------
+    queries : Queries
+    group, size : int
+        Query rows per new token, and rows per tile.
+    table : shared i32 [B + 1]
+        Tiles of the sequences before each sequence.
+    count : i32
+        Tiles of all sequences.
+    """
+
+    queries: Queries
+    group: int
+    size: int
+    table: Any
+    count: Any
+
+    @kv.func
+    def tile(self, number: Any) -> tuple[Any, Any, Any, Any]:
+        """As :func:`tile_place`."""
+        b = last_not_above(self.table, self.queries.sequences, number)
+        row0 = (number - self.table[b]) * self.size
+        return b, self.queries.base(b), row0, self.queries.length(b) * self.group
+
+    @kv.func
+    def number_in_batch(self, b: Any, row0: Any) -> Any:
+        """The number of a tile over all sequences, by which block masks and partial results are found."""
+        return self.queries.first_tile(b, self.group, self.size) + row0 // self.size
+
+
+@kv.func
+def tiles_of_sequence(queries, group, size, b):
+    """Tiles of ``size`` rows that hold a sequence's rows, ``group`` per new token."""
+    return (queries.length(b) * group + (size - 1)) // size
+
+
+@kv.func
+def tiles_of_many(queries, most, group, size, warps):
+    """The tiles of a divided batch of up to ``most`` sequences, which a block of ``warps`` warps counts."""
+    table, count = sums_before(partial(tiles_of_sequence, queries, group, size), queries.sequences, most, warps)
+    return TilesOfMany(queries, group, size, table, count)
 
 
 def new_keys(queries: Queries, b: Any) -> Any:

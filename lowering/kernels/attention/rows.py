@@ -22,6 +22,7 @@ from kvarn.dsl.values import rounded_product
 from kvarn.lowering.host_math import exp2
 from kvarn.lowering.tiles.cache_rows import load_width, place_in_pool, read_rope, read_row
 
+from ..common import most_lanes
 from .arguments import AttentionArguments
 from .case import Case, column_vectors, place_of
 from .chosen_pages import ChosenPages, chosen_pages
@@ -211,7 +212,7 @@ def place_of_key(cache, lists, b, token):
 def lane_width(case: Case) -> int:
     """Columns of the values per access of a lane: few enough for all lanes to have some, at most 16 bytes."""
     widest = min(
-        16 // case.spec.dtype.itemsize, lowbit(case.value_size), max(1, 1 << cdiv(case.value_size, 32).bit_length() - 1)
+        most_lanes((case.spec.dtype,)), lowbit(case.value_size), max(1, 1 << cdiv(case.value_size, 32).bit_length() - 1)
     )
     return load_width(case.spec, widest)
 
@@ -219,10 +220,10 @@ def lane_width(case: Case) -> int:
 def simt_kernel(case: Case) -> Any:
     """The GPU's kernel: one warp per (row, query head), ``WARPS`` per block, in a linear grid."""
     spec = case.spec
-    key_width = load_width(spec, min(16 // spec.dtype.itemsize, lowbit(case.content)))
+    key_width = load_width(spec, min(most_lanes((spec.dtype,)), lowbit(case.content)))
     width = lane_width(case)
     columns = case.value_size // width  # vectors per value
-    turns = cdiv(columns, 32)
+    vectors_per_lane = cdiv(columns, 32)
     unrolled, hides = case.content // key_width <= 32, case.mask.evaluated or case.listed
 
     rope_vectors = [(case.content + d, w) for d, w in column_vectors(case.row.rope, 8)]
@@ -261,13 +262,13 @@ def simt_kernel(case: Case) -> Any:
             alpha = kv.ex2(state[0] - higher)
             weight = kv.ex2(score - higher)
             state[0], state[1] = higher, state[1] * alpha + weight
-            for n in kv.static(range(turns)):
+            for n in kv.static(range(vectors_per_lane)):
                 sums[n] = sums[n] * alpha
             for i in range(0, kv.math.min(end - base, 32)):
                 share = kv.shuffle_idx(weight, i)
                 if (share != 0.0) if hides else True:  # a masked value may be undefined
                     at, page, _ = place_of_key(values, lists, b, base + i)
-                    for n in kv.static(range(turns)):
+                    for n in kv.static(range(vectors_per_lane)):
                         d = kv.math.min(lane + 32 * n, columns - 1) * width
                         sums[n] = sums[n] + read_row(case.row, values, b, head, at, d, width, page) * share
 
@@ -288,7 +289,7 @@ def simt_kernel(case: Case) -> Any:
             b, position, num_keys = place_of(case, a.source, a.values, queries, number)
             first, end = case.mask.interval(position, num_keys)
             keys, values = a.caches(case)
-            sums = [kv.vector(f32, width) if width > 1 else kv.f32(0.0) for _ in range(turns)]
+            sums = [kv.vector(f32, width) if width > 1 else kv.f32(0.0) for _ in range(vectors_per_lane)]
             row, q_row = Row(b, h // case.group, h, position, a.slopes, a.arrays), SharedRow(q, warp)
             state = [kv.f32(LOWEST), kv.f32(0.0)]
             visited = visited_of(case, a, queries, (b, number, h), num_keys)
@@ -303,7 +304,7 @@ def simt_kernel(case: Case) -> Any:
             top, total = state
             sink, before = None if a.sinks is None else a.sinks[h], None if a.prior is None else a.prior_lse[(*here, h)]
             top, total, inverse, of_prior = finished(top, kv.warp_reduce(total, "add"), sink, before)
-            for n in kv.static(range(turns)):
+            for n in kv.static(range(vectors_per_lane)):
                 column = lane + 32 * n
                 if column < columns:
                     x = sums[n] * inverse

@@ -108,16 +108,16 @@ def score_unit(case: Case) -> float:
 
 
 def modified_one(
-    case: Case, x: Any, b: Any, h: Any, q: Any, k: Any, slopes: Any, arrays: Any, by: Any = FAST, unit: float = 1.0
+    case: Case, x: Any, b: Any, h: Any, q: Any, k: Any, slopes: Any, arrays: Any, by: Any = FAST, factor: float = 1.0
 ) -> Any:
-    """One modified score in powers of two; ``x`` is scaled by :func:`score_unit`, or by 1 / ``unit``.
+    """One modified score in powers of two; ``x`` times ``factor`` is scaled by :func:`score_unit`.
 
     ``by`` implements the functions' math. (For tiles, passes choose fast instructions.)
     """
     if not modifies(case):
         return x
     with computed_by(by):
-        made = modified(case, x if unit == 1.0 else x * unit, b, h, q, k, slopes, arrays)
+        made = modified(case, x if factor == 1.0 else x * factor, b, h, q, k, slopes, arrays)
     return in_powers(made)
 
 
@@ -126,7 +126,7 @@ def hoist_query_reads(case: Case, b: Any, places: Any, k: Any, slopes: Any, arra
 
     ``k`` is an arbitrary key position: code that depends on it is dead.
     """
-    with functions.held():
+    with functions.reusing_reads():
         for h, q in places:
             if modifies(case):
                 modified(case, kv.f32(0.0), b, h, q, k, slopes, arrays)
@@ -160,15 +160,15 @@ def returned(role: str, what: str, value: Any, dtype: DType, function: Any) -> A
 
 
 @kv.func
-def online_softmax(m: Any, l: Any, x: Any, unit: Any, slack: float = SLACK, above: float = 0.0) -> Any:
+def online_softmax(m: Any, l: Any, x: Any, scale_log2: Any, slack: float = SLACK, above: float = 0.0) -> Any:
     """One tile of an online softmax in base 2: (m, l, weights, factor of the earlier sums).
 
-    ``x`` times ``unit`` (positive, one for all rows or one per row) are scores in powers of two. The maximum stays
+    ``x`` times ``scale_log2`` (positive; for all rows or per row) are scores in powers of two. The maximum stays
     while no score exceeds it by ``slack``, which bounds the weights and avoids most rescales. When it moves, it becomes
     the highest score minus ``above``, so that low-precision weights are larger and fewer become zeros.
     ``kv.tile_weights`` defines the weight of every finite score.
     """
-    of_rows = unit if isinstance(unit, tiles.Tile) else kv.full(m.shape, unit)
+    of_rows = scale_log2 if isinstance(scale_log2, tiles.Tile) else kv.full(m.shape, scale_log2)
     top = kv.math.min(rounded_product(x.max(axis=1), of_rows), LARGEST)
     m_new = kv.where(top > m + slack, top - above if above else top, m)
     alpha = weight(m, m_new, exp2=kv.math.exp2)

@@ -89,7 +89,7 @@ class Keys:
     def end(self) -> Any:
         """The end of the keys whose values are read: values past it are zeros."""
         rows = self.rows
-        if not self.s.on_host and not self.s.bounded:
+        if not self.s.on_host and not self.s.values_end_with_mask:
             return rows.num_keys
         last = (kv.math.min(rows.row0 + self.s.rows, rows.count) - 1) // self.s.case.group
         return self.s.case.mask.end(rows.start + last, rows.num_keys)
@@ -216,7 +216,7 @@ class ChunkKeys(Keys):
             right = self.keys.tile(rows.b, 0, self.token + first, self.token + rows.num_keys, **of_rows)
             of_values = {"columns": s.value_columns, "stored": s.values}
             v = a.chunk_values.load_rows(row, rows.head, mask=there, **of_values)
-            yield KeyTile(kv.beside(left, right), v, at)
+            yield KeyTile(kv.concatenate(left, right), v, at)
 
 
 def source_of(s: TileKernel, a: AttentionArguments, t: TileArguments, rows: Any, split: Any, columns: int) -> Keys:

@@ -34,25 +34,29 @@ class TileKernel:
         Threads per block.
     min_blocks : int, optional
         Blocks per multiprocessor that registers must allow.
-    clean : bool
-        As on the host: products are in f32, masked values may be undefined, and heads are not padded. Otherwise values
-        are defined and heads are padded with zero columns to whole k-steps.
-    bounded : bool
-        Whether values past the last key that the mask allows for a tile's last row may be undefined, too.
+    on_host : bool
+        Products are in f32, masked values may be undefined, and heads are not padded. On GPUs values are defined, and
+        heads are padded with zero columns to whole k-steps.
+    values_end_with_mask : bool
+        Whether values are zeros past the last key that the mask allows for a tile's last row, not only past the
+        sequence's end.
     least : int
         The fewest key tiles per split, if there are several splits.
-    looped : bool
+    persistent : bool
         Whether a block may process several tiles of rows; otherwise there is one block per tile.
-    section : tuple of int, optional
-        (first, number of) value and output columns of this kernel; all of them by default.
+    column_range : tuple of int, optional
+        (first, number) of the value and output columns of this kernel; all of them by default.
     most : int, optional
         The most new tokens of a sequence, if known.
     stored_keys : bool
         Whether 8-bit keys are multiplied without conversion, by a query of two terms.
     weights : DType, optional
         The type of rounded weights and converted values; by default the query's.
+    sequences : int
+        In a divided batch, the most sequences: the kernel numbers the tiles of those that it computes. 0: it computes
+        all sequences.
     overlaps : bool
-        Whether the target can start a kernel while the previous one runs.
+        Whether the kernel runs beside the one before it, which has the other sequences.
     """
 
     case: Case
@@ -61,24 +65,25 @@ class TileKernel:
     threads: int
     min_blocks: int | None = None
     on_host: bool = False
-    bounded: bool = False
+    values_end_with_mask: bool = False
     least: int = 1
     persistent: bool = True
-    section: tuple[int, int] | None = None
+    column_range: tuple[int, int] | None = None
     most: int | None = None
     stored_keys: bool = False
     weights: DType | None = None
+    sequences: int = 0
     overlaps: bool = False
 
     @property
     def first_column(self) -> int:
         """The first column of the values."""
-        return 0 if self.section is None else self.section[0]
+        return 0 if self.column_range is None else self.column_range[0]
 
     @property
     def values(self) -> int:
         """Number of value columns."""
-        return self.case.value_size if self.section is None else self.section[1]
+        return self.case.value_size if self.column_range is None else self.column_range[1]
 
     @property
     def query_columns(self) -> int:

@@ -25,7 +25,7 @@ TOGETHER, GATHER_THREADS = 4, 64
 
 def gather_kernel(spec: CacheSpec, work: Work, rows: Rows, together: int, early: bool) -> Any:
     """A "token" of the work is one (row, column) of token_ids; a thread looks up ``together`` of them at a time."""
-    vectors, width = spec.head_size // rows.width, rows.width
+    vectors, width, units = spec.head_size // rows.width, rows.width, rows.width // spec.dtype.per_unit
 
     @kv.func
     def found(cache, token_ids, row_offsets, slot):
@@ -48,11 +48,12 @@ def gather_kernel(spec: CacheSpec, work: Work, rows: Rows, together: int, early:
             places = [found(cache, token_ids, row_offsets, slot + n * work.tokens) for n in range(together)]
             for item in range(first, work.items, work.step):
                 h, d = item // vectors, item % vectors * width
-                read = [stored(cache, b, h, t, d, width) for _, _, b, t, _ in places]
+                read = [stored(cache, b, h, t, d, units) for _, _, b, t, _ in places]
                 for n in kv.static(range(together)):
                     r, j, _, _, ok = places[n]
                     if ok:
-                        rows.store(out, r, j, h, d, value=read[n])
+                        value = kv.bitcast(read[n], out.dtype) if spec.packed else read[n]  # bytes without a sign
+                        rows.store(out, r, j, h, d // spec.dtype.per_unit, value=value)
 
     return gather
 
@@ -141,31 +142,30 @@ def copy_page(
     if (a >= 0) & (a < source.field("num_blocks")) & (b >= 0) & (b < destination.field("num_blocks")):
         slots = kv.i64(source.field("capacity"))
 
-        def begin(pool, page, base, prefix, itemsize):
+        def begin(pool, page, base, prefix, dtype):
             """The address of the half and layer of a page."""
             stride0, halves, layers = (
                 pool.field(f"{prefix}{name}") for name in ("stride0", "kv_stride", "layer_stride")
             )
             element = kv.i64(page) * stride0 + kv.i64(half) * halves + kv.i64(layer) * layers
-            return pool.field(base) + element * itemsize
+            return pool.field(base) + dtype.bytes_of(element)
 
-        def copy(base, prefix, per_slot, itemsize):
+        def copy(base, prefix, per_slot, dtype):
             copy_bytes(
-                begin(destination, b, base, prefix, itemsize),
-                begin(source, a, base, prefix, itemsize),
-                slots * (per_slot * itemsize),
-                word(per_slot * itemsize),
+                begin(destination, b, base, prefix, dtype),
+                begin(source, a, base, prefix, dtype),
+                slots * dtype.bytes_of(per_slot),
+                word(dtype.bytes_of(per_slot)),
                 threads,
             )
 
         if spec.strides is None and to.strides is None:
-            copy("blocks", "", spec.row_size, spec.dtype.itemsize)
+            copy("blocks", "", spec.row_size, spec.dtype)
         else:
-            item = spec.dtype.itemsize
-            places = begin(destination, b, "blocks", "", item), begin(source, a, "blocks", "", item)
-            copy_heads(*places, to, spec, threads)
+            target = begin(destination, b, "blocks", "", spec.dtype)
+            copy_heads(target, begin(source, a, "blocks", "", spec.dtype), to, spec, threads)
         if spec.scale_dtype is not None:
-            copy("scales", "scales_", spec.scales_token_stride, spec.scale_dtype.itemsize)
+            copy("scales", "scales_", spec.scales_token_stride, spec.scale_dtype)
 
 
 @kv.func

@@ -22,7 +22,7 @@ class Block:
 
     Attributes
     ----------
-    q_tile, units :
+    q_tile, scales_log2 :
         The query, and per query row the factor that makes products powers of two.
     weights, factors, p_full, p_empty :
         Two buffers of a tile's weights and of the factors of the accumulators, with their barriers.
@@ -30,11 +30,12 @@ class Block:
         Per row: the factor of the final accumulators, and the log-sum-exp.
     maxima, sums_at, flags :
         Exchanged between the scores warps where query rows are columns.
-    seen_at, notes_at, notes_full :
-        Which listed keys of the last tiles exist; the tiles' scale notes, and the notes' barriers.
-    span, place, extents :
-        Results of :func:`~.latent_common.keys_of`, :func:`~.latent_common.place_of`,
-        :func:`~.latent_common.extents_of`.
+    seen_at, tile_scales_at, tile_scales_full :
+        Which listed keys of the last tiles exist; the tiles' scales (:func:`~.stored.write_tile_scales`); barriers.
+    values_start :
+        Barriers on which the values role waits before it multiplies, where both roles alternate.
+    keys, place, extents :
+        Results of :func:`~.common.keys_of`, :func:`~.common.place_of` and :func:`~.common.extents_of`.
     functions : tuple
         (sequence, arrays that the functions read).
     """
@@ -43,7 +44,7 @@ class Block:
     r: Ring
     ring: Any
     q_tile: Any
-    units: Any
+    scales_log2: Any
     weights: Any
     factors: Any
     final: Any
@@ -52,13 +53,13 @@ class Block:
     sums_at: Any
     flags: Any
     seen_at: Any
-    notes_at: Any
+    tile_scales_at: Any
     full: Any
     p_full: Any
     p_empty: Any
-    turns: Any
-    notes_full: Any
-    span: Any
+    values_start: Any
+    tile_scales_full: Any
+    keys: Any
     place: Any
     extents: Any
     scale: Any
@@ -68,7 +69,7 @@ class Block:
 
     @property
     def by_row(self) -> bool:
-        """Whether each query row has its own unit."""
+        """Whether each query row has its own factor."""
         return self.c.stored and not self.c.narrow
 
     @kv.func
@@ -87,17 +88,17 @@ class Block:
             latent_ring.release(self.r.empty_of(barrier), self.lane)
 
     @kv.func
-    def notes(self, i: Any) -> Any:
-        """Wait for the scale notes of tile i; returns their address."""
+    def tile_scales(self, i: Any) -> Any:
+        """Wait for the tile scales of tile i; returns their address."""
         of_tile = i & (LISTS - 1)
         if self.c.scaled or self.c.case.listed:
-            kv.mbarrier_wait(self.notes_full + of_tile * BARRIER_BYTES, (i // LISTS) & 1)
-        return self.notes_at + of_tile * self.c.notes_bytes
+            kv.mbarrier_wait(self.tile_scales_full + of_tile * BARRIER_BYTES, (i // LISTS) & 1)
+        return self.tile_scales_at + of_tile * self.c.tile_scales_bytes
 
     @kv.func
     def hide(self, s: Any, i: Any, slot: Any, base: Any, masked: Any) -> None:
         """Mask a tile's scores by ``masked``, and zero its values for keys that no row attends to."""
-        first, last, whole_first, whole_end, _, _ = self.span
+        first, last, whole_first, whole_end, _, _ = self.keys
         if self.c.copy == "tma" and self.c.case.spec.dtype is not i8:  # i8 has no NaN
             if (base < first) | (base + KEYS > last):
                 kv.named_barrier(SCORES_BARRIER, 128)  # all scores warps have multiplied the keys
@@ -116,9 +117,9 @@ class Block:
             masked(self.c, s, seen, *self.extents, self.place[2], self.place[3], base, self.warp, self.lane)
 
     @kv.func
-    def change_of(self, notes: Any, highest: Any) -> Any:
+    def change_of(self, tile_scales: Any, highest: Any) -> Any:
         """The factor of the accumulators when ``highest``, the power of two above all scales so far, rises."""
-        above = kv.math.max(highest[0], notes.load(kv.i32))
+        above = kv.math.max(highest[0], tile_scales.load(kv.i32))
         change = kv.bitcast(kv.math.max(127 + highest[0] - above, 0) << 23, f32)
         highest[0] = above
         return change

@@ -60,7 +60,7 @@ def few_for_values(c: LatentConfig) -> bool:
 
 def query_in_registers(c: LatentConfig) -> bool:
     """Whether scores has most of an 8-bit query in registers; values then loads later, which takes fewer registers."""
-    return c.narrow and c.copy == "tma" and latent_stored.upright(c) and not c.case.functions
+    return c.narrow and c.copy == "tma" and latent_stored.unswapped(c) and not c.case.functions
 
 
 def column_tiles(c: LatentConfig) -> int:
@@ -85,7 +85,7 @@ def alternates(c: LatentConfig) -> bool:
     scales, values takes longer than the softmax, because of conversion; with query rows as rows, keys are multiplied
     during the softmax: neither waits.
     """
-    return c.rows > MOST_ROWS and not c.granules and not latent_stored.upright(c)
+    return c.rows > MOST_ROWS and not c.granules and not latent_stored.unswapped(c)
 
 
 def value_steps(c: LatentConfig) -> int:
@@ -109,6 +109,6 @@ def query_layout_of(c: LatentConfig) -> SharedLayout:
 
 def ring_boxes(c: LatentConfig, shared_bytes: int) -> int:
     """Slots of the ring: whole tiles if it has room for several, so that no tile wraps around."""
-    used = query_bytes(c) + 2 * 128 * c.rows + SMALL_BYTES + LISTS * c.notes_bytes
+    used = query_bytes(c) + 2 * 128 * c.rows + SMALL_BYTES + LISTS * c.tile_scales_bytes
     slots = min(TILES * c.slots, (shared_bytes - used) // c.box.bytes)
     return slots // c.slots * c.slots if c.stored else slots

@@ -161,7 +161,7 @@ def simt_kernel(case: Case) -> Any:
     parts = parts_of(chunk, 16 // max(chunk.latent.spec.dtype.itemsize, 2))
     width = lane_width(case)
     columns = case.value_size // width  # vectors per value
-    turns = cdiv(columns, 32)
+    vectors_per_lane = cdiv(columns, 32)
 
     @kv.func
     def score_of(keys, q, warp, place):
@@ -192,13 +192,13 @@ def simt_kernel(case: Case) -> Any:
         if exists:
             keys = keys_of(chunk, a, queries, row, h)
             m, l = kv.f32(LOWEST), kv.f32(0.0)
-            sums = [kv.vector(f32, width) if width > 1 else kv.f32(0.0) for _ in range(turns)]
+            sums = [kv.vector(f32, width) if width > 1 else kv.f32(0.0) for _ in range(vectors_per_lane)]
             if chunk.accumulate:
                 before = a.lse[row, h]
                 if before != NO_VALUE:
                     m = in_powers(before)
                     l = kv.where(lane == 0, 1.0, kv.f32(0.0))  # the lanes' sums are added at the end
-                    for n in kv.static(range(turns)):
+                    for n in kv.static(range(vectors_per_lane)):
                         d = kv.math.min(lane + 32 * n, columns - 1) * width
                         sums[n] = kv.f32(a.out.load(row, h, d, width=width, alignment=case.out.itemsize))
             for base in range(0, keys.count, 32):
@@ -210,17 +210,17 @@ def simt_kernel(case: Case) -> Any:
                 alpha = kv.ex2(m - m_new)
                 weight = kv.ex2(score - m_new)
                 m, l = m_new, l * alpha + weight
-                for n in kv.static(range(turns)):
+                for n in kv.static(range(vectors_per_lane)):
                     sums[n] = sums[n] * alpha
                 for i in range(0, kv.math.min(keys.count - base, 32)):
                     share = kv.shuffle_idx(weight, i)
                     shared_place, shared_there = keys.place(base + i)
                     if shared_there:
-                        for n in kv.static(range(turns)):
+                        for n in kv.static(range(vectors_per_lane)):
                             d = kv.math.min(lane + 32 * n, columns - 1) * width
                             sums[n] = sums[n] + keys.value(shared_place, d, width) * share
             m, l, factor, _ = finished(m, kv.warp_reduce(l, "add"))
-            for n in kv.static(range(turns)):
+            for n in kv.static(range(vectors_per_lane)):
                 column = lane + 32 * n
                 if column < columns:
                     x = case.out(sums[n] * factor)

@@ -68,8 +68,8 @@ def launch(case: Case, at: Expansion, op: Any) -> None:
     """Launch the kernel, persistent unless the schedule says otherwise."""
     config = tile_schedule.configured(case, at.target, at.schedule)
     tiles = tiles_of(op, at, 1, config.rows)
-    units = tiles * case.heads * at.dim(op.cache_offsets, 0).least(at.constant(1))
-    blocks = units.least(at.device("multiprocessors") * config.occupancy) if config.persistent else units
+    scales_log2 = tiles * case.heads * at.dim(op.cache_offsets, 0).least(at.constant(1))
+    blocks = scales_log2.least(at.device("multiprocessors") * config.occupancy) if config.persistent else scales_log2
     spare = max(config.most_shared_bytes(at.target) - config.shared_bytes, 0)
     schedule = {"consumers": config.consumers, "spare": spare, **config.entries()}
     t = TileArguments(tiles, queue=at.workspace(4, zeroed=True) if config.persistent else None)

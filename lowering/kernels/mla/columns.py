@@ -126,35 +126,35 @@ def finished_keys(a, under_way, i):
     c, under_way = a.c, kv.wgmma_wait(0, *under_way)
     if len(under_way) == 1:
         return under_way[0]
-    s, groups, notes = None, latent_stored.groups_of(c, a.r.order), a.notes(i)
+    s, groups, tile_scales = None, latent_stored.groups_of(c, a.r.order), a.tile_scales(i)
     for n in kv.static(range(len(groups))):
-        s = latent_stored.added(c, s, under_way[n], groups[n][0], notes, a.warp, a.lane)
+        s = latent_stored.added(c, s, under_way[n], groups[n][0], tile_scales, a.warp, a.lane)
     return s
 
 
 @kv.func
 def multiply_groups(a, i, slot, phase):
     """S^T of tile i, one group at a time, for lack of registers."""
-    s, notes = None, a.notes(i)
+    s, tile_scales = None, a.tile_scales(i)
     for group in kv.static(latent_stored.groups_of(a.c, a.r.order)):
         sums = None
         for j in kv.static(group):
             sums = latent_stored.start_direct(a.c, sums, a.q_tile, a.box(j, slot, phase), j)
         before = [] if s is None else [s]  # passed through the wait: otherwise LLVM would add all groups at the end
         sums, *before = kv.wgmma_wait(0, sums, *before)
-        s = latent_stored.added(a.c, before[0] if before else None, sums, group[0], notes, a.warp, a.lane)
+        s = latent_stored.added(a.c, before[0] if before else None, sums, group[0], tile_scales, a.warp, a.lane)
     return s
 
 
 @kv.func
 def multiply_converted(a, i, slot, phase):
     """The same for converted keys; the next ones are loaded before a wait."""
-    c, order, s, notes = a.c, a.r.order, a.c.rows, a.notes(i)
+    c, order, s, tile_scales = a.c, a.r.order, a.c.rows, a.tile_scales(i)
     words = latent_stored.load_keys(c, a.box(order[0], slot, phase), order[0], a.warp, a.lane)
     for n in kv.static(range(c.boxes)):
         panel, places = latent_stored.query_place(c, order[n])
         rows_of = kv.wgmma_descriptor(a.q_tile + panel * latent_blocks.query_layout_of(c).panel_bytes)
-        steps = latent_stored.key_steps(c, order[n], words, notes, a.warp, a.lane)
+        steps = latent_stored.key_steps(c, order[n], words, tile_scales, a.warp, a.lane)
         if n + 1 < c.boxes:
             words = latent_stored.load_keys(c, a.box(order[n + 1], slot, phase), order[n + 1], a.warp, a.lane)
         s = kv.wgmma_start(s, steps, rows_of, places, latent_stored.product_type(c, order[n]))
@@ -166,25 +166,25 @@ def multiply_converted(a, i, slot, phase):
 
 
 @kv.func
-def units_at(a, unit, n):
+def scales_at(a, scale_log2, n):
     """The factors that make products powers of two, for a thread's two columns of a column tile."""
     if a.by_row and not a.c.case.functions:
-        return (a.units + (8 * n + (a.lane & 3) * 2) * 4).load(kv.f32, 2)
-    return [unit] * 2
+        return (a.scales_log2 + (8 * n + (a.lane & 3) * 2) * 4).load(kv.f32, 2)
+    return [scale_log2] * 2
 
 
 @kv.func
-def exceeded(a, s, m, tops, unit, flags):
+def exceeded(a, s, m, tops, scale_log2, flags):
     """Whether the maximum of any column may have to move: after most tiles none does, and no more is computed.
 
     Under a large maximum, products exceed it only up to its last place.
     """
     over = [kv.f32(LOWEST)] * 2
     for n in kv.static(range(column_tiles(a.c))):
-        units_of = units_at(a, unit, n)
+        scales_of = scales_at(a, scale_log2, n)
         for x in kv.static(range(2)):
             most = kv.math.max(s[4 * n + x], s[4 * n + 2 + x])
-            over[x] = kv.math.max(over[x], kv.math.fma(most, units_of[x], -tops[2 * n + x]))
+            over[x] = kv.math.max(over[x], kv.math.fma(most, scales_of[x], -tops[2 * n + x]))
     mine = kv.ballot(kv.math.max(over[0], over[1]) > SLACK)
     if are_large(m):
         mine = mine | kv.u32(1)
@@ -196,21 +196,21 @@ def exceeded(a, s, m, tops, unit, flags):
 
 
 @kv.func
-def weigh(a, s, unit, m, tops):
+def weigh(a, s, scale_log2, m, tops):
     """Turn scores into weights; under a large maximum the products are rounded, as the maximum is."""
     if are_large(m):
         for n in kv.static(range(column_tiles(a.c))):
-            units_of = units_at(a, unit, n)
+            scales_of = scales_at(a, scale_log2, n)
             for k in kv.static(range(4)):
                 top = tops[2 * n + k % 2]
-                exact = rounded_product(s[4 * n + k], units_of[k % 2]) - top
-                fused = kv.math.fma(s[4 * n + k], units_of[k % 2], -top)
+                exact = rounded_product(s[4 * n + k], scales_of[k % 2]) - top
+                fused = kv.math.fma(s[4 * n + k], scales_of[k % 2], -top)
                 s[4 * n + k] = kv.ex2(kv.where(is_large(top), exact, fused))
     else:
         for n in kv.static(range(column_tiles(a.c))):
-            units_of = units_at(a, unit, n)
+            scales_of = scales_at(a, scale_log2, n)
             for k in kv.static(range(4)):
-                s[4 * n + k] = kv.ex2(kv.math.fma(s[4 * n + k], units_of[k % 2], -tops[2 * n + k % 2]))
+                s[4 * n + k] = kv.ex2(kv.math.fma(s[4 * n + k], scales_of[k % 2], -tops[2 * n + k % 2]))
 
 
 @kv.func
@@ -227,41 +227,43 @@ def store_weights(a, s, weights):
 @kv.func
 def softmax_of(a, s, i, slot, m, tops, sums, highest):
     """The softmax of tile i; it passes the weights on."""
-    c, case, warp, lane, entry = a.c, a.c.case, a.warp, a.lane, a.span[4].entry(i)
-    which, notes, COLUMNS = i & 1, a.notes(i), column_tiles(c)
+    c, case, warp, lane, entry = a.c, a.c.case, a.warp, a.lane, a.keys.tiles.entry(i)
+    which, tile_scales, COLUMNS = i & 1, a.tile_scales(i), column_tiles(c)
     owned = owned_by(c, lane)  # the first of two columns
-    unit = kv.math.max(kv.math.abs(a.scale), 1.0e-30) * LOG2E
-    unit_of, alpha = [unit] * 2, [kv.f32(1.0)] * 2
+    scale_log2 = kv.math.max(kv.math.abs(a.scale), 1.0e-30) * LOG2E
+    scale_of, alpha = [scale_log2] * 2, [kv.f32(1.0)] * 2
     if a.by_row:
-        unit_of = (a.units + owned * 4).load(kv.f32, 2)
+        scale_of = (a.scales_log2 + owned * 4).load(kv.f32, 2)
     of_rows, change = [kv.f32(1.0)] * 2, kv.f32(1.0)
     if c.scaled:
-        of_rows = [(notes + latent_stored.factor_at(warp * 16 + (lane >> 2) + 8 * u)).load(kv.f32) for u in range(2)]
+        of_rows = [
+            (tile_scales + latent_stored.factor_at(warp * 16 + (lane >> 2) + 8 * u)).load(kv.f32) for u in range(2)
+        ]
         s = [s[k] * of_rows[k // 2 % 2] for k in range(len(s))]
-        change = a.change_of(notes, highest)
-    base = a.span[4].base(entry)
+        change = a.change_of(tile_scales, highest)
+    base = a.keys.tiles.base(entry)
     if case.functions:
-        elements, units_of = [], []
+        elements, scales_of = [], []
         for k in kv.static(range(len(s))):
             column = k // 4 * 8 + (lane & 3) * 2 + k % 2
             elements.append((column, warp * 16 + (lane >> 2) + 8 * (k // 2 % 2)))
-            units_of.append((a.units + column * 4).load(kv.f32) if a.by_row else unit)
+            scales_of.append((a.scales_log2 + column * 4).load(kv.f32) if a.by_row else scale_log2)
         b, arrays = a.functions
-        of_functions(c, s, units_of, elements, b, a.place, a.extents[0], base, arrays, a.span[4].whole(entry))
-        unit, unit_of = kv.f32(1.0), [kv.f32(1.0)] * 2
+        of_functions(c, s, scales_of, elements, b, a.place, a.extents[0], base, arrays, a.keys.tiles.whole(entry))
+        scale_log2, scale_of = kv.f32(1.0), [kv.f32(1.0)] * 2
     a.hide(s, i, slot, base, masked)
-    if exceeded(a, s, m, tops, unit, a.flags + which * 16):
+    if exceeded(a, s, m, tops, scale_log2, a.flags + which * 16):
         most = top_of(c, s, a.maxima + which * (4 * width_of(c) * 4), warp, lane, owned)
         for x in kv.static(range(2)):
-            top = kv.math.min(rounded_product(most[x], unit_of[x]), LARGEST)
-            moves = kv.where(is_large(m[x]), top > m[x] + SLACK, kv.math.fma(most[x], unit_of[x], -m[x]) > SLACK)
+            top = kv.math.min(rounded_product(most[x], scale_of[x]), LARGEST)
+            moves = kv.where(is_large(m[x]), top > m[x] + SLACK, kv.math.fma(most[x], scale_of[x], -m[x]) > SLACK)
             top = kv.where(moves, top, m[x])
             alpha[x] = kv.ex2(m[x] - top)
             m[x] = top
         moved, rescale = of_all(c, m, lane), of_all(c, alpha, lane)
         for h in kv.static(range(2 * COLUMNS)):
             tops[h], sums[h] = moved[h], sums[h] * rescale[h]
-    weigh(a, s, unit, m, tops)
+    weigh(a, s, scale_log2, m, tops)
     for h in kv.static(range(2 * COLUMNS)):
         k = 4 * (h // 2) + h % 2
         sums[h] = sums[h] + (s[k] + s[k + 2])
@@ -277,16 +279,16 @@ def softmax_of(a, s, i, slot, m, tops, sums, highest):
 
 
 @kv.func
-def give_turn(a, i):
+def let_values_start(a, i):
     """Let values multiply tile i: the next tile's keys are multiplied, and its softmax follows."""
     if latent_blocks.alternates(a.c):
-        kv.mbarrier_arrive(a.turns + (i & 1) * BARRIER_BYTES, (a.lane == 0) & (i >= 0))
+        kv.mbarrier_arrive(a.values_start + (i & 1) * BARRIER_BYTES, (a.lane == 0) & (i >= 0))
 
 
 @kv.func
 def scores(a: Block):
     """The scores role: the weights of all tiles, then the factors of the final accumulators."""
-    tiles, columns = a.span[5], 2 * column_tiles(a.c)
+    tiles, columns = a.keys.num_tiles, 2 * column_tiles(a.c)
     m, highest = [kv.f32(LOWEST)] * 2, [kv.i32(1)]
     tops, sums = [kv.f32(LOWEST)] * columns, [kv.f32(0.0)] * columns
     slot, phase = kv.i32(0), kv.i32(0)
@@ -294,17 +296,17 @@ def scores(a: Block):
         with kv.trace("multiply keys"):
             if at_once(a.c):
                 under_way = start_keys(a, slot, phase)
-                give_turn(a, i - 1)
+                let_values_start(a, i - 1)
                 s = finished_keys(a, under_way, i)
             else:
                 multiply = multiply_groups if latent_stored.direct(a.c) else multiply_converted
                 s = multiply(a, i, slot, phase)
-                give_turn(a, i - 1)
+                let_values_start(a, i - 1)
         a.release_rest(slot)
         with kv.trace("softmax"):
             softmax_of(a, s, i, slot, m, tops, sums, highest)
         slot, phase = next_tile(a.r, slot, phase)
-    give_turn(a, tiles - 1)
+    let_values_start(a, tiles - 1)
     factor = kv.bitcast(highest[0] << 23, f32) if a.c.scaled else kv.f32(1.0)
     store_ends(a.c, m, sums, factor, a.sums_at, a.final, a.ends, a.warp, a.lane)
 

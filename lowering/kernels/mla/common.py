@@ -9,7 +9,7 @@ consumers release them.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from kvarn import dsl as kv
 from kvarn.dialect.dtypes import DType, bf16, f16, f32
@@ -76,7 +76,7 @@ class LatentConfig:
     @property
     def stored(self) -> bool:
         """Whether rows are 8-bit, and unconverted in shared memory (:mod:`mla.stored`)."""
-        return self.case.spec.dtype.bits == 8
+        return self.case.spec.converted
 
     @property
     def few(self) -> bool:
@@ -166,13 +166,13 @@ class LatentConfig:
         return 0 if whole else cdiv(self.case.content, self.granule)
 
     @property
-    def notes_head(self) -> int:
-        """Bytes of a tile's scale notes before the remainders: the common exponent, and one factor per row."""
+    def remainders_at(self) -> int:
+        """Bytes of a tile's scales before the remainders: the common exponent, and one factor per row."""
         return 16 + 4 * KEYS
 
     @property
-    def notes_bytes(self) -> int:
-        return self.notes_head + 2 * KEYS * self.granules if self.scaled else 0
+    def tile_scales_bytes(self) -> int:
+        return self.remainders_at + 2 * KEYS * self.granules if self.scaled else 0
 
     @property
     def value_boxes(self) -> int:
@@ -204,8 +204,8 @@ class Tile:
         (number, the sequence's first token, first row in the sequence, rows of the sequence).
     extents : tuple of i32
         (position of the sequence's first query, its keys).
-    span : tuple
-        The result of :func:`keys_of`.
+    keys : SplitKeys
+        The keys of the split.
     splits : i32
         The number of splits.
     """
@@ -213,7 +213,7 @@ class Tile:
     b: Any
     place: tuple[Any, Any, Any, Any]
     extents: tuple[Any, Any]
-    span: tuple[Any, ...]
+    keys: SplitKeys
     splits: Any
 
 
@@ -224,8 +224,8 @@ def tile_of(c, a, queries, b, place, extents, splits):
     if extents is None:
         extents = extents_of(c, a, queries, b, token0)
     listed = lists_of_rows(c, a.block_mask, queries, b, row0)
-    span = keys_of(c, *extents, row0, rows, splits, kv.block_id.y, listed)
-    return Tile(b, place, extents, span, splits)
+    keys = keys_of(c, *extents, row0, rows, splits, kv.block_id.y, listed)
+    return Tile(b, place, extents, keys, splits)
 
 
 @kv.func
@@ -289,6 +289,21 @@ class SplitTiles:
         return False if self.lists is None else self.lists.of(entry, self.last)[2]
 
 
+class SplitKeys(NamedTuple):
+    """The keys that a tile of query rows attends to, and the key tiles of one split.
+
+    Some row attends to the keys from ``first`` up to ``end``, every row to those from ``whole_first`` up to
+    ``whole_end``. The split has ``num_tiles`` tiles.
+    """
+
+    first: Any
+    end: Any
+    whole_first: Any
+    whole_end: Any
+    tiles: SplitTiles
+    num_tiles: Any
+
+
 def lists_of_rows(c: LatentConfig, block_mask: Any, queries: Any, b: Any, row0: Any) -> Any:
     """The lists of a kernel's block mask, and the number of the tile of rows in it; None without a block mask."""
     if block_mask is None:
@@ -299,10 +314,7 @@ def lists_of_rows(c: LatentConfig, block_mask: Any, queries: Any, b: Any, row0: 
 
 @kv.func
 def keys_of(c, start, num_keys, row0, rows, splits, split, listed=None):
-    """The key tiles of a tile of rows for one split, and the keys that some rows or all rows attend to.
-
-    Returns (first, end, first key for all rows, end for all rows, its :class:`SplitTiles`, its number of tiles).
-    """
+    """The keys of a tile of query rows, and the key tiles of one of its splits."""
     heads = c.case.heads
     first, whole_end = c.case.mask.interval(start + row0 // heads, num_keys)
     whole_first, last = c.case.mask.interval(start + (kv.math.min(row0 + c.rows, rows) - 1) // heads, num_keys)
@@ -312,24 +324,23 @@ def keys_of(c, start, num_keys, row0, rows, splits, split, listed=None):
         begin, end = kv.i32(0), listed[0].count(listed[1], 0)
     share = (kv.math.max(end - begin, 0) + (splits - 1)) // splits
     begin = begin + split * share
-    walk = SplitTiles(begin, last, *(listed or ()))
-    return first, last, whole_first, whole_end, walk, kv.math.min(end, begin + share) - begin
+    tiles = SplitTiles(begin, last, *(listed or ()))
+    return SplitKeys(first, last, whole_first, whole_end, tiles, kv.math.min(end, begin + share) - begin)
 
 
 @kv.func
-def of_functions(c, s, units, elements, b, place, start, base, arrays, whole=False):
+def of_functions(c, s, scales_log2, elements, b, place, start, base, arrays, whole=False):
     """Scores in powers of two after the score function, minus infinity where the mask function hides a key.
 
-    ``units`` makes products powers of two; ``elements`` are the (row, key) of the scores in the tile. The mask is not
-    evaluated in a tile that is known to be ``whole``.
-    is known to be seen ``whole`` the mask is not asked.
+    ``scales_log2`` makes products powers of two; ``elements`` are the (row, key) of the scores in the tile. The mask is
+    not evaluated in a tile that is known to be ``whole``.
     """
     _, _, row0, rows = place
     for k in kv.static(range(len(s))):
         row, key = elements[k]
         at = kv.math.min(row0 + row, rows - 1)
         h, q, token = at % c.case.heads, start + at // c.case.heads, base + key
-        s[k] = modified_one(c.case, s[k] * units[k], b, h, q, token, None, arrays, unit=LN2)
+        s[k] = modified_one(c.case, s[k] * scales_log2[k], b, h, q, token, None, arrays, factor=LN2)
         if c.case.mask.evaluated and not c.case.blocks:
             s[k] = kv.where(shown(c.case, b, h, q, token, arrays), s[k], float("-inf"))
     if c.case.mask.evaluated and c.case.blocks:

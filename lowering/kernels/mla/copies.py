@@ -26,7 +26,7 @@ def lanes_of(c: LatentConfig) -> int:
     return c.box.pitch // 16
 
 
-def turns_of(c: LatentConfig) -> int:
+def rows_per_thread(c: LatentConfig) -> int:
     """Rows of a tile per thread."""
     return KEYS * lanes_of(c) // THREADS
 
@@ -46,8 +46,8 @@ def boxes_by_tma(c, key_map, cache, place, barrier, pages, base, boxes, lane):
     if lane == 0:
         kv.mbarrier_arrive_expect_tx(barrier, count * segments * key_map.box_bytes)
     kv.syncwarp()
-    for turn in kv.static(range(cdiv(count * segments, 32))):
-        n = turn * 32 + lane
+    for step in kv.static(range(cdiv(count * segments, 32))):
+        n = step * 32 + lane
         segment, box = n % segments, n // segments
         page = kv.shuffle_idx(pages, segment)
         slot = page_and_slot(cache.spec, Value((base + segment * rows).ir, kv.i32, nonneg=True))[1]
@@ -89,16 +89,16 @@ class Rows:
         return token, self.cache.page(self.b, token), (at >= self.first) & (at < self.last)
 
 
-def row_of(c: LatentConfig, thread: Any, turn: int) -> Any:
+def row_of(c: LatentConfig, thread: Any, step: int) -> Any:
     """The row of a tile that a thread copies in a round of copies; a warp copies 16 rows."""
     rows = 32 // lanes_of(c)  # rows per warp and round
-    return (thread >> 5) * 16 + turn * rows + (thread & 31) // lanes_of(c)
+    return (thread >> 5) * 16 + step * rows + (thread & 31) // lanes_of(c)
 
 
 @kv.func
 def places_of(c, rows, base, thread):
     """The addresses of the rows of a tile that a thread copies."""
-    return [rows.place(base + row_of(c, thread, turn)) for turn in range(turns_of(c))]
+    return [rows.place(base + row_of(c, thread, step)) for step in range(rows_per_thread(c))]
 
 
 @kv.func
@@ -110,9 +110,9 @@ def copy_boxes(c, rows, places, place, barrier, boxes, thread):
     first, count = boxes
     lane, chunk = thread & (lanes_of(c) - 1), 16 // c.case.spec.dtype.itemsize
     source = kv.operand(rows.cache)  # its pointers are read-only
-    for turn in kv.static(range(turns_of(c))):
-        token, page, there = places[turn]
-        row = row_of(c, thread, turn)
+    for step in kv.static(range(rows_per_thread(c))):
+        token, page, there = places[step]
+        row = row_of(c, thread, step)
         for box in kv.static(range(count)):
             column = c.column(first + box) + lane * chunk
             exists, end = there, c.end(first + box)
@@ -134,14 +134,14 @@ def wait_for(c, barrier, phase):
 
 
 @kv.func
-def note_rows(c, places, seen_at, barrier, thread):
+def record_existing_rows(c, places, seen_at, barrier, thread):
     """Store which rows of a tile exist, one bit each; each warp arrives on ``barrier``."""
     word, lanes = kv.u32(0), lanes_of(c)
-    for turn in kv.static(range(turns_of(c))):
-        bits = kv.ballot(places[turn][2])  # adjacent lanes share a row
+    for step in kv.static(range(rows_per_thread(c))):
+        bits = kv.ballot(places[step][2])  # adjacent lanes share a row
         for row in kv.static(range(32 // lanes)):
             bit = (bits >> (row * (lanes - 1))) & (1 << row)
-            word = word | (bit << (turn * (32 // lanes)))
+            word = word | (bit << (step * (32 // lanes)))
     if (thread & 31) == 0:
         (seen_at + (thread >> 5) * 2).store(kv.u16(word))
         kv.mbarrier_arrive(barrier)

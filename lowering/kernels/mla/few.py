@@ -5,7 +5,7 @@ A wgmma product has at least 64 rows, which few query rows would leave mostly em
 O^T += V^T P^T, with query rows as columns. V^T is the key tile read transposed; P^T is in shared memory with one row
 per query row. Keys and values are operand A, and 8-bit rows are converted on the way from shared memory to its
 registers (:mod:`mla.stored`). If keys need no conversion and query rows fill a product, scores are S = Q K^T, whose
-softmax along rows (:mod:`mla.upright`) is cheaper than one along columns over all warps (:mod:`mla.columns`). Roles:
+softmax along rows (:mod:`mla.unswapped`) is cheaper than one along columns over all warps (:mod:`mla.columns`). Roles:
 
 1. The *producer* copies boxes of 64 keys and 64 columns, one or two per copy, into a ring with as many as fit.
 2. *Scores* (one warpgroup) multiplies box by box as they arrive. Its softmax along columns reduces over lanes, and over
@@ -34,7 +34,7 @@ from . import (
     results as latent_results,
     ring as latent_ring,
     stored as latent_stored,
-    upright as latent_upright,
+    unswapped as latent_unswapped,
 )
 from .block import Block
 from .block_sizes import LISTS
@@ -44,17 +44,17 @@ from .ring import Ring, next_tile
 
 def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
     """The kernel for a configuration: one block per tile of query rows and half of a split of their keys."""
-    dtype, N, UPRIGHT = c.products, c.rows, c.stored and latent_stored.upright(c)
+    dtype, N, UNSWAPPED = c.products, c.rows, c.stored and latent_stored.unswapped(c)
     COLUMNS, WIDTH = latent_blocks.column_tiles(c), latent_blocks.width_of(c)
     r = Ring(c, latent_blocks.ring_boxes(c, shared_bytes))
-    RING, NOTES = r.slots, c.notes_bytes
+    RING, SCALE_BYTES = r.slots, c.tile_scales_bytes
     query_layout, weights_layout = latent_blocks.query_layout_of(c), latent_blocks.weights_layout_of(c)
     k_steps, QUERY_BYTES = weights_layout.k_steps(), latent_blocks.query_bytes(c)
     value_steps = [] if c.stored else list(zip(BOX.row_steps(), k_steps, strict=True))
     halves_of = [k_steps[:2], k_steps[2:]]
     CONSUMERS, GROUPS, PAIR = latent_blocks.consumers_of(c), latent_blocks.value_groups(c), latent_blocks.blocks_of(c)
     MINE = c.value_boxes // GROUPS  # boxes per values warpgroup
-    STEPS, TURNS = latent_blocks.value_steps(c), latent_blocks.alternates(c)
+    STEPS, ALTERNATES = latent_blocks.value_steps(c), latent_blocks.alternates(c)
     LATE = latent_blocks.query_in_registers(c)  # values are loaded after the products before them have started
     registers, launched = latent_blocks.registers_of(c), REGISTERS // latent_blocks.threads_of(c) // 8 * 8
 
@@ -65,10 +65,10 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
             kv.setmaxnreg(registers[role], "increase" if registers[role] > launched else "decrease")
 
     @kv.func
-    def wait_for_turn(a, i):
-        if TURNS:
-            with kv.trace("wait for its turn"):
-                kv.mbarrier_wait(a.turns + (i & 1) * BARRIER_BYTES, (i >> 1) & 1)
+    def wait_for_scores(a, i):
+        if ALTERNATES:
+            with kv.trace("wait for scores"):
+                kv.mbarrier_wait(a.values_start + (i & 1) * BARRIER_BYTES, (i >> 1) & 1)
 
     @kv.func
     def value_box(a, j, half, slot, phase):
@@ -90,16 +90,16 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
 
         With several scales per row it is loaded later, for lack of registers.
         """
-        words, notes = None, a.notes_at + (i & (LISTS - 1)) * NOTES
+        words, tile_scales = None, a.tile_scales_at + (i & (LISTS - 1)) * SCALE_BYTES
         if c.granules:
-            wait_for_turn(a, i)
+            wait_for_scores(a, i)
         for n in kv.static(range(2 * MINE)):
             j, half = n // 2, n % 2
             if n == 0 or c.granules:
                 words, barrier = load_half(a, n, slot, phase)
-            steps = latent_stored.value_steps(c, group * MINE + j, half, words, notes, a.warp, a.lane)
+            steps = latent_stored.value_steps(c, group * MINE + j, half, words, tile_scales, a.warp, a.lane)
             if n == 0 and not c.granules:
-                wait_for_turn(a, i)
+                wait_for_scores(a, i)
             if half == 1 and c.part_of(j) == c.together - 1:
                 kv.syncwarp()
                 latent_ring.release(r.empty_of(barrier), a.lane)
@@ -132,7 +132,7 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
         column = (a.lane & 3) * 2
         o = [[kv.f32(0.0)] * (N // 2) for _ in range(MINE)]
         slot, phase = kv.i32(0), kv.i32(0)
-        for i in range(a.span[5]):
+        for i in range(a.keys.num_tiles):
             which = i & 1
             with kv.trace("wait for weights"):
                 kv.mbarrier_wait(a.p_full + which * BARRIER_BYTES, (i >> 1) & 1)
@@ -166,15 +166,15 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
         flags = kv.shared(2 * 4, kv.u32, alignment=16).ptr()
         factors = kv.shared(5 * WIDTH, kv.f32, alignment=8).ptr()
         final = factors + 2 * WIDTH * 4
-        ends, units = final + WIDTH * 4, final + 2 * WIDTH * 4
+        ends, scales_log2 = final + WIDTH * 4, final + 2 * WIDTH * 4
         seen_at = kv.shared(2 * LISTS, kv.u32, alignment=8).ptr()
-        notes_at = kv.shared(LISTS * NOTES, kv.u8, alignment=16).ptr() if NOTES else seen_at
+        tile_scales_at = kv.shared(LISTS * SCALE_BYTES, kv.u8, alignment=16).ptr() if SCALE_BYTES else seen_at
         full = kv.shared(2 * RING + 6 + LISTS, kv.i64).ptr()
         empty = full + RING * BARRIER_BYTES
         p_full = empty + RING * BARRIER_BYTES
         p_empty = p_full + 2 * BARRIER_BYTES
-        turns = p_empty + 2 * BARRIER_BYTES
-        notes_full = turns + 2 * BARRIER_BYTES
+        values_start = p_empty + 2 * BARRIER_BYTES
+        tile_scales_full = values_start + 2 * BARRIER_BYTES
         thread, lane = kv.thread_id.x, kv.thread_id.x & 31
         role = kv.shuffle_idx(thread >> 7, 0)
         # One thread initialises all: with a barrier per lane, ptxas loops over lanes, with a fence per iteration.
@@ -185,9 +185,9 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
             for n in kv.static(range(2)):
                 kv.mbarrier_init(p_full + n * BARRIER_BYTES, 4)
                 kv.mbarrier_init(p_empty + n * BARRIER_BYTES, 4 * GROUPS)
-                kv.mbarrier_init(turns + n * BARRIER_BYTES, 4)
+                kv.mbarrier_init(values_start + n * BARRIER_BYTES, 4)
             for n in kv.static(range(LISTS)):
-                kv.mbarrier_init(notes_full + n * BARRIER_BYTES, c.scaled + (4 if c.case.listed else 0) or 1)
+                kv.mbarrier_init(tile_scales_full + n * BARRIER_BYTES, c.scaled + (4 if c.case.listed else 0) or 1)
             kv.fence_mbarrier_init()
             if c.copy == "tma":
                 kv.tma.prefetch(args.key_map)
@@ -203,37 +203,39 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
         if row0 < rows:
             cache = args.collection.get_key_cache(args.layer)
             tile = tile_of(c, args, queries, b, place, extents, kv.grid_dim.y)
-            span = tile.span
-            some = span[5] > 0
-            if span[5] > 0:
+            keys = tile.keys
+            some = keys.num_tiles > 0
+            if keys.num_tiles > 0:
                 if role > GROUPS:
                     take_registers(2)
-                    source = latent_copies.Rows(c, cache, args.lists, b, token0, span[0], span[1])
+                    source = latent_copies.Rows(c, cache, args.lists, b, token0, keys.first, keys.end)
                     if c.copy == "tma":
                         if thread < CONSUMERS + 32:
-                            latent_ring.produce_by_tma(r, args.key_map, cache, ring, full, span, b, lane)
+                            latent_ring.produce_by_tma(r, args.key_map, cache, ring, full, keys, b, lane)
                         elif c.scaled and thread < CONSUMERS + 64:
-                            latent_ring.produce_notes(r, source, notes_at, full, notes_full, span, lane)
+                            latent_ring.produce_scales(r, source, tile_scales_at, full, tile_scales_full, keys, lane)
                     else:
                         latent_ring.produce_rows(
-                            r, source, ring, seen_at, notes_at, full, notes_full, span, thread - CONSUMERS
+                            r, source, ring, seen_at, tile_scales_at, full, tile_scales_full, keys, thread - CONSUMERS
                         )
                 else:
                     a = Block(
-                        c, r, ring, q_tile, units, weights, factors, final, ends, maxima, sums_at, flags, seen_at,
-                        notes_at, full, p_full, p_empty, turns, notes_full, span, place, tile.extents, args.scale,
-                        (b, arrays), (thread & 127) >> 5, lane,
+                        c, r, ring, q_tile, scales_log2, weights, factors, final, ends, maxima, sums_at, flags, seen_at,
+                        tile_scales_at, full, p_full, p_empty, values_start, tile_scales_full, keys, place,
+                        tile.extents, args.scale, (b, arrays), (thread & 127) >> 5, lane,
                     )  # fmt: skip
                     with kv.trace("load query"):
                         if a.by_row:
-                            latent_stored.load_query(c, args, q_tile, units, place, thread >> 5, lane, CONSUMERS // 32)
+                            latent_stored.load_query(
+                                c, args, q_tile, scales_log2, place, thread >> 5, lane, CONSUMERS // 32
+                            )
                         else:
                             load_query(c, args, q_tile, query_layout, place, thread, CONSUMERS)
                         kv.named_barrier(CONSUMERS_BARRIER, CONSUMERS)
                     if role == 0:
                         take_registers(0)
-                        if UPRIGHT:
-                            latent_upright.scores(a)
+                        if UNSWAPPED:
+                            latent_unswapped.scores(a)
                         else:
                             latent_columns.scores(a)
                         kv.named_barrier(CONSUMERS_BARRIER, CONSUMERS)

@@ -76,21 +76,21 @@ def release(barrier, lane):
 
 
 @kv.func
-def note(r, notes_at, notes_full, scales, i, lane):
-    """Store the scales of tile i by one warp, after its boxes have arrived; the old notes have been read by then."""
-    latent_stored.write_notes(r.c, notes_at + (i & (LISTS - 1)) * r.c.notes_bytes, scales, lane)
-    release(notes_full + (i & (LISTS - 1)) * BARRIER_BYTES, lane)
+def publish_scales(r, tile_scales_at, tile_scales_full, scales, i, lane):
+    """Store the scales of tile i by one warp, after its boxes have arrived; the old scales have been read by then."""
+    latent_stored.write_tile_scales(r.c, tile_scales_at + (i & (LISTS - 1)) * r.c.tile_scales_bytes, scales, lane)
+    release(tile_scales_full + (i & (LISTS - 1)) * BARRIER_BYTES, lane)
 
 
 @kv.func
-def produce_by_tma(r, key_map, cache, ring, full, span, b, lane):
-    _, last, _, _, walk, tiles = span
-    following = walk.base(walk.entry(0))
+def produce_by_tma(r, key_map, cache, ring, full, keys, b, lane):
+    tiles, last = keys.tiles, keys.end
+    following = tiles.base(tiles.entry(0))
     pages = latent_copies.pages_of(key_map, cache, b, following, last, lane)
     slot, phase = kv.i32(0), kv.i32(1)
-    for i in range(tiles):
-        here, base = pages, walk.base(walk.entry(i)) if walk.lists is None else following
-        following = base + KEYS if walk.lists is None else walk.base(walk.entry(i + 1))
+    for i in range(keys.num_tiles):
+        here, base = pages, tiles.base(tiles.entry(i)) if tiles.lists is None else following
+        following = base + KEYS if tiles.lists is None else tiles.base(tiles.entry(i + 1))
         pages = latent_copies.pages_of(key_map, cache, b, following, last, lane)
         for j in kv.static([j for j in r.order if r.c.part_of(j) == 0]):
             place, barrier, parity = at(r, ring, full, slot, phase, r.place_of(j))
@@ -100,28 +100,28 @@ def produce_by_tma(r, key_map, cache, ring, full, span, b, lane):
 
 
 @kv.func
-def produce_notes(r, rows, notes_at, full, notes_full, span, lane):
-    """Store scale notes in a separate warp, once a tile's first box has arrived and its old notes were read."""
-    walk, tiles = span[4], span[5]
-    following = latent_stored.places_of(rows, walk.base(walk.entry(0)), lane)
+def produce_scales(r, rows, tile_scales_at, full, tile_scales_full, keys, lane):
+    """Store tile scales in a separate warp, once a tile's first box has arrived and its old scales were read."""
+    tiles = keys.tiles
+    following = latent_stored.places_of(rows, tiles.base(tiles.entry(0)), lane)
     slot, phase = kv.i32(0), kv.i32(0)
-    for i in range(tiles):
+    for i in range(keys.num_tiles):
         scales = latent_stored.load_scales(r.c, rows, following)
-        following = latent_stored.places_of(rows, walk.base(walk.entry(i + 1)), lane)
+        following = latent_stored.places_of(rows, tiles.base(tiles.entry(i + 1)), lane)
         kv.mbarrier_wait(full + slot * BARRIER_BYTES, phase)
-        note(r, notes_at, notes_full, scales, i, lane)
+        publish_scales(r, tile_scales_at, tile_scales_full, scales, i, lane)
         slot, phase = next_tile(r, slot, phase)
 
 
 @kv.func
-def produce_rows(r, rows, ring, seen_at, notes_at, full, notes_full, span, thread):
-    walk, tiles = span[4], span[5]
-    base = walk.base(walk.entry(0))
+def produce_rows(r, rows, ring, seen_at, tile_scales_at, full, tile_scales_full, keys, thread):
+    tiles = keys.tiles
+    base = tiles.base(tiles.entry(0))
     following = latent_copies.places_of(r.c, rows, base, thread)
     scaled = latent_stored.places_of(rows, base, thread & 31) if r.c.scaled else []
     slot, phase = kv.i32(0), kv.i32(1)
-    for i in range(tiles):
-        places, of_tile, base = following, i & (LISTS - 1), walk.base(walk.entry(i + 1))
+    for i in range(keys.num_tiles):
+        places, of_tile, base = following, i & (LISTS - 1), tiles.base(tiles.entry(i + 1))
         following = latent_copies.places_of(r.c, rows, base, thread)
         scales = latent_stored.load_scales(r.c, rows, scaled) if r.c.scaled else []
         if r.c.scaled:
@@ -132,8 +132,8 @@ def produce_rows(r, rows, ring, seen_at, notes_at, full, notes_full, span, threa
             latent_copies.copy_boxes(r.c, rows, places, place, barrier, (r.order[n], 1), thread)
         slot, phase = next_tile(r, slot, phase)
         if r.c.case.listed:
-            notes_of_tile = notes_full + of_tile * BARRIER_BYTES
-            latent_copies.note_rows(r.c, places, seen_at + of_tile * 8, notes_of_tile, thread)
+            barrier_of_tile = tile_scales_full + of_tile * BARRIER_BYTES
+            latent_copies.record_existing_rows(r.c, places, seen_at + of_tile * 8, barrier_of_tile, thread)
         if r.c.scaled:
             if thread < 32:
-                note(r, notes_at, notes_full, scales, i, thread)
+                publish_scales(r, tile_scales_at, tile_scales_full, scales, i, thread)

@@ -47,10 +47,10 @@ def masked(c, s, seen, start, num_keys, row0, rows, base, warp, lane):
 
 
 @kv.func
-def softmax(s, m, total, alpha, units):
+def softmax(s, m, total, alpha, scales_log2):
     """One tile of an online softmax for a thread's two rows; ``s`` becomes the weights.
 
-    ``units`` makes the rows' products powers of two.
+    ``scales_log2`` makes the rows' products powers of two.
     """
     for u in kv.static(range(2)):
         mine = [4 * n + 2 * u + i for n in range(KEYS // 8) for i in range(2)]
@@ -58,18 +58,18 @@ def softmax(s, m, total, alpha, units):
         top = kv.math.max(kv.math.max(tops[0], tops[1]), kv.math.max(tops[2], tops[3]))
         for k in kv.static((1, 2)):
             top = kv.math.max(top, kv.shuffle_xor(top, k))
-        top = kv.math.min(rounded_product(top, units[u]), LARGEST)
+        top = kv.math.min(rounded_product(top, scales_log2[u]), LARGEST)
         top = kv.where(top > m[u] + SLACK, top, m[u])
         alpha[u] = kv.ex2(m[u] - top)
         m[u] = top
-    under = [list(m), list(units)]
+    under = [list(m), list(scales_log2)]
     if are_large(m):
         large = [is_large(m[u]) for u in range(2)]
         for i in kv.static(range(len(s))):
             u = i // 2 % 2
-            s[i] = kv.where(large[u], rounded_product(s[i], units[u]) - m[u], s[i])
+            s[i] = kv.where(large[u], rounded_product(s[i], scales_log2[u]) - m[u], s[i])
         under[0] = [kv.where(large[u], 0.0, m[u]) for u in range(2)]
-        under[1] = [kv.where(large[u], 1.0, units[u]) for u in range(2)]
+        under[1] = [kv.where(large[u], 1.0, scales_log2[u]) for u in range(2)]
     for u in kv.static(range(2)):
         mine = [4 * n + 2 * u + i for n in range(KEYS // 8) for i in range(2)]
         sums = [kv.f32(0.0)] * 4

@@ -7,7 +7,7 @@ writes shared memory. Keys, and values transposed, are operand A.
 - *Keys* of e4m3 are multiplied unconverted, by query rows that are sums of two e4m3 terms (:mod:`two_terms`); both
   products together cost as much as one of bf16. 8-bit products keep about 14 bits of a sum, so up to 32 query rows, or
   with several scales per row, f32 adds the partial sums of :data:`TOGETHER` boxes. With more query rows and at most one
-  scale, the query rows are the rows of scores (:func:`upright`), so that one warp has a whole row.
+  scale, the query rows are the rows of scores (:func:`unswapped`), so that one warp has a whole row.
 - A query of e4m3 is multiplied unconverted, in half as many products. Weights are not e4m3, since the sums of values
   go over all keys, and 8-bit products lose small addends.
 - Other keys, and those of an f16 query, are converted on the way to the registers of operand A. A thread loads 16 bytes
@@ -17,7 +17,7 @@ writes shared memory. Keys, and values transposed, are operand A.
 
 Row scales multiply scores and weights. Weights are f16: they are divided by a power of two above all scales so far, and
 the accumulators are rescaled when it rises. Several scales per row are each split into the row's power of two and a
-remainder below 1, which multiplies elements. The producer stores both per tile (:func:`write_notes`).
+remainder below 1, which multiplies elements. The producer stores both per tile (:func:`write_tile_scales`).
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ def one_sum(c: LatentConfig) -> bool:
     return c.narrow or (c.rows > MOST_ROWS and not c.granules)
 
 
-def upright(c: LatentConfig) -> bool:
+def unswapped(c: LatentConfig) -> bool:
     """Whether query rows are the rows of scores: if they fill a product whose operand B is unconverted keys.
 
     Not if sums are scaled key by key between products.
@@ -122,31 +122,31 @@ def query_place(c: LatentConfig, box: int) -> tuple[int, list[int]]:
 
 
 @kv.func
-def load_query(c, a, tile, units, place, warp, lane, warps):
-    """Store query rows in the layout of the products, and in ``units`` the factors that make products powers of two.
+def load_query(c, a, tile, scales_log2, place, warp, lane, warps):
+    """Store query rows in the layout of the products, and their factors that make products powers of two.
 
     A warp stores several rows at a time; rows past the last repeat it. A negative scale negates the query, since maxima
     are of unscaled scores.
     """
     _, token0, row0, rows = place
-    case, turns = c.case, cdiv(query_layout(c).columns // 8, 32)
+    case, steps_of_warp = c.case, cdiv(query_layout(c).columns // 8, 32)
     together = min(ROWS_TOGETHER, cdiv(c.rows, warps))
     for first in range(warp, c.rows, warps * together):
         found = []
         for n in kv.static(range(together)):
             at = kv.math.min(row0 + first + n * warps, rows - 1)
-            for turn in kv.static(range(turns)):
-                column, exists = query_column(c, turn * 32 + lane)
+            for step in kv.static(range(steps_of_warp)):
+                column, exists = query_column(c, step * 32 + lane)
                 source = a.query.address(token0 + at // case.heads, at % case.heads, kv.where(exists, column, 0))
                 words = source.load(kv.i32, 4)
                 found = [*found, [kv.where(exists, words[k], 0) for k in range(4)]]
-        found = [found[n * turns : (n + 1) * turns] for n in range(together)]
+        found = [found[n * steps_of_warp : (n + 1) * steps_of_warp] for n in range(together)]
         tops = [two_terms.largest(case.query, [word for words in row for word in words]) for row in found]
         tops = [kv.warp_reduce(top, "max") for top in tops]  # interleaved: each reduction is a chain of shuffles
         for n in kv.static(range(together)):
             row = first + n * warps
             if row < c.rows:
-                store_row(c, tile, units, row, found[n], tops[n], a.scale, lane)
+                store_row(c, tile, scales_log2, row, found[n], tops[n], a.scale, lane)
     kv.fence_proxy_async()
 
 
@@ -159,24 +159,24 @@ def query_column(c: LatentConfig, chunk: Any) -> tuple[Any, Any]:
 
 
 @kv.func
-def store_row(c, tile, units, row, found, top_of_row, scale, lane):
+def store_row(c, tile, scales_log2, row, found, top_of_row, scale, lane):
     """Store a query row, of which a lane has every 32nd chunk, times a power of two and the scale's sign."""
     layout, top = query_layout(c), two_terms.TOP if direct(c) else TOP
     first_rope = content_boxes(c) * (BYTE_BOX.columns // 8)
-    factor, unit = two_terms.powers_of(top_of_row, top)
+    factor, power = two_terms.powers_of(top_of_row, top)
     factor = kv.where(scale < 0.0, -factor, factor)
     if lane == 0:
-        (units + row * 4).store(kv.math.max(kv.math.abs(scale), 1.0e-30) * LOG2E * unit)
-    for turn in kv.static(range(len(found))):
-        chunk = turn * 32 + lane
+        (scales_log2 + row * 4).store(kv.math.max(kv.math.abs(scale), 1.0e-30) * LOG2E * power)
+    for step in kv.static(range(len(found))):
+        chunk = step * 32 + lane
         if direct(c):
-            scaled = two_terms.scaled(found[turn], factor)
+            scaled = two_terms.scaled(found[step], factor)
             if chunk < first_rope:
                 store_terms(c, tile, row, chunk, scaled)
             elif chunk < layout.columns // 8:
                 (tile + layout.chunk_offset(row, chunk)).store(kv.vector(kv.i32, scaled))
         else:
-            x = [y * factor for word in found[turn] for y in two_terms.two_of(c.case.query, word)]
+            x = [y * factor for word in found[step] for y in two_terms.two_of(c.case.query, word)]
             if chunk < first_rope:
                 store_content(c, tile, row, chunk, x)
             elif chunk < layout.columns // 8:
@@ -254,7 +254,7 @@ def start_direct(c: LatentConfig, sums: Any, tile: Any, place: Any, box: int, he
     else:
         pairs = list(zip(key_steps, BYTE_BOX.k_steps(), strict=True))
         steps, kind = [(x, high + y) for high in (0, BYTE_BOX.columns) for x, y in pairs], f8e4m3
-    if upright(c):
+    if unswapped(c):
         sums, count = KEYS if sums is None else sums, len(held)
         if held:
             sums = kv.wgmma_start(sums, held, keys, [x for x, _ in steps[:count]], kind)
@@ -264,13 +264,13 @@ def start_direct(c: LatentConfig, sums: Any, tile: Any, place: Any, box: int, he
 
 
 @kv.func
-def added(c, s, sums, box, notes, warp, lane):
+def added(c, s, sums, box, tile_scales, warp, lane):
     """Scores plus those of a group of boxes, times the group's scale relative to the row's factor."""
     row, factors = warp * 16 + (lane >> 2), [kv.f32(1.0)] * 2
     if c.granules:
-        factors = [inverse_at(notes, row + 8 * u) for u in range(2)]
+        factors = [inverse_at(tile_scales, row + 8 * u) for u in range(2)]
         if not is_rope(c, box):
-            factors = [kv.f32(rest_at(c, notes, box, 0, row + 8 * u).load(f16)) for u in range(2)]
+            factors = [kv.f32(rest_at(c, tile_scales, box, 0, row + 8 * u).load(f16)) for u in range(2)]
         if s is not None:
             return [kv.math.fma(sums[k], factors[k // 2 % 2], s[k]) for k in range(len(sums))]
         return [sums[k] * factors[k // 2 % 2] for k in range(len(sums))]
@@ -285,15 +285,15 @@ def load_keys(c, place, box, warp, lane):
 
 
 @kv.func
-def key_steps(c, box, words, notes, warp, lane):
+def key_steps(c, box, words, tile_scales, warp, lane):
     """Operand A for the products of a box of keys, in k-steps of 16 columns."""
     case = c.case
     if is_rope(c, box):
-        return rope_steps(c, words, notes, warp, lane)
+        return rope_steps(c, words, tile_scales, warp, lane)
     rests = []
     if c.granules:
         row = warp * 16 + (lane >> 2)
-        rests = [rest_at(c, notes, box, lane & 3, row + 8 * u).load(f16) for u in range(2)]
+        rests = [rest_at(c, tile_scales, box, lane & 3, row + 8 * u).load(f16) for u in range(2)]
     steps = []
     for k in kv.static(range(4)):
         upper, lower = halves(case.spec.dtype, words[0][k]), halves(case.spec.dtype, words[1][k])
@@ -306,13 +306,13 @@ def key_steps(c, box, words, notes, warp, lane):
 
 
 @kv.func
-def rope_steps(c, words, notes, warp, lane):
+def rope_steps(c, words, tile_scales, warp, lane):
     """Operand A for keys stored as bf16, divided by the row's factor if only other keys have scales."""
     found = [[words[u][k] for k in range(4)] for u in range(2)]
     row = warp * 16 + (lane >> 2)
     for u in kv.static(range(2)):
         if c.granules:
-            inverse = inverse_at(notes, row + 8 * u)
+            inverse = inverse_at(tile_scales, row + 8 * u)
             pair = pack(bf16, inverse, inverse)
             found[u] = [two_terms.word("mul.rn.bf16x2 $0, $1, $2;", "=r,r,r", [word, pair]) for word in found[u]]
         if rope_type(c) is not bf16:
@@ -331,14 +331,14 @@ def load_values(c, place, box, half, warp, lane):
 
 
 @kv.func
-def value_steps(c, box, half, words, notes, warp, lane):
+def value_steps(c, box, half, words, tile_scales, warp, lane):
     """Operand A for half of a box's keys, in k-steps of 16 keys; columns are in the order of ``column_of``."""
     steps = []
     for k in kv.static(range(HALF // 16)):
         first, second = halves(c.case.spec.dtype, words[2 * k]), halves(c.case.spec.dtype, words[2 * k + 1])
         step = [*first, *second]
         if c.granules:
-            at = rest_at(c, notes, box, warp, half * HALF + 16 * k + (lane & 3) * 2)
+            at = rest_at(c, tile_scales, box, warp, half * HALF + 16 * k + (lane & 3) * 2)
             low, high = at.load(kv.i32), (at + 16).load(kv.i32)
             step = times(step, [low, low, high, high])
         steps = [*steps, step]
@@ -354,19 +354,19 @@ def column_of(box: int, warp: Any, lane: Any) -> Any:
 
 
 def factor_at(row: Any) -> Any:
-    """Byte offset of a row's factor in a tile's notes."""
+    """Byte offset of a row's factor in a tile's scales."""
     return 16 + row * 4
 
 
-def inverse_at(notes: Any, row: Any) -> Any:
+def inverse_at(tile_scales: Any, row: Any) -> Any:
     """The inverse of a row's factor, which is a power of two."""
-    return kv.bitcast(kv.i32(254 << 23) - (notes + factor_at(row)).load(kv.i32), f32)
+    return kv.bitcast(kv.i32(254 << 23) - (tile_scales + factor_at(row)).load(kv.i32), f32)
 
 
-def rest_at(c: LatentConfig, notes: Any, box: int, vector: Any, row: Any) -> Any:
+def rest_at(c: LatentConfig, tile_scales: Any, box: int, vector: Any, row: Any) -> Any:
     """The address of the scale remainder for 16 bytes of a row of a box."""
     granule = kv.math.min((box * BYTE_BOX.columns + vector * VECTOR) // c.granule, c.granules - 1)
-    return notes + (c.notes_head + (granule * KEYS + row) * 2)
+    return tile_scales + (c.remainders_at + (granule * KEYS + row) * 2)
 
 
 @kv.func
@@ -392,8 +392,8 @@ def places_of(rows, base, lane):
 
 
 @kv.func
-def write_notes(c, notes, scales, lane):
-    """Store a tile's scale notes by one warp: the common exponent, one factor per row, remainders of several scales.
+def write_tile_scales(c, tile_scales, scales, lane):
+    """Store a tile's scales by one warp: the common exponent, one factor per row, remainders of several scales.
 
     The exponent is that of a power of two above all scales, biased as in f32; a row's factor is its scale, or a power
     of two above its scales.
@@ -407,13 +407,13 @@ def write_notes(c, notes, scales, lane):
         bits = kv.math.min(kv.math.max((kv.bitcast(top, kv.i32) >> 23) + 1, 1), 253)
         most = kv.math.max(most, bits)
         if not c.granules:
-            (notes + factor_at(row)).store(mine[0])
+            (tile_scales + factor_at(row)).store(mine[0])
         else:
-            (notes + factor_at(row)).store(kv.bitcast(bits << 23, f32))
+            (tile_scales + factor_at(row)).store(kv.bitcast(bits << 23, f32))
             inverse = kv.bitcast((254 - bits) << 23, f32)
             for granule in kv.static(range(count)):
-                (notes + (c.notes_head + (granule * KEYS + row) * 2)).store(f16(mine[granule] * inverse))
+                (tile_scales + (c.remainders_at + (granule * KEYS + row) * 2)).store(f16(mine[granule] * inverse))
     most = kv.warp_reduce(most, "max")
     if lane == 0:
-        notes.store(most)
+        tile_scales.store(most)
     kv.syncwarp()

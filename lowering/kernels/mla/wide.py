@@ -56,7 +56,7 @@ from .common import (
 )
 
 STAGES = 2
-LONG = 32  # tiles from which waiting for its turn pays off for the values role
+LONG = 32  # tiles from which waiting for scores to start pays off for the values role
 OF_BOX = 32  # accumulators per thread for a box of columns
 # Registers per thread of producer, scores and values; their sum is what the block starts with.
 REGISTERS = {"tma": (24, 240, 240), "rows": (40, 232, 232)}
@@ -93,7 +93,7 @@ class Memory:
         One number per row: the factor of the accumulators, during the loop and at the end.
     seen_at : pointer
         With lists, which keys of a stage exist.
-    full, empty, p_full, p_empty, seen_full, turns : pointers
+    full, empty, p_full, p_empty, seen_full, values_start : pointers
         Barriers.
     """
 
@@ -108,7 +108,7 @@ class Memory:
     p_full: Any
     p_empty: Any
     seen_full: Any
-    turns: Any
+    values_start: Any
 
 
 def latent_kernel(c: LatentConfig) -> Any:
@@ -148,17 +148,17 @@ def latent_kernel(c: LatentConfig) -> Any:
             o[mine] = kv.wgmma_start(o[mine], weights, values, steps, dtype, trans_b=True)
 
     @kv.func
-    def weights_of(at, a, t, s, i, entry, unit, sums, warp, lane):
+    def weights_of(at, a, t, s, i, entry, scale_log2, sums, warp, lane):
         """The softmax of tile i: weights as operand A. ``sums`` is (m, total, alpha) of the rows."""
-        walk = t.span[4]
-        base = walk.base(entry)
+        tiles = t.keys.tiles
+        base = tiles.base(entry)
         if case.functions:
             elements = latent_rows.elements_of(warp, lane)
-            whole, start = walk.whole(entry), t.extents[0]
-            of_functions(c, s, [unit] * len(s), elements, t.b, t.place, start, base, a.arrays, whole)
-            unit = kv.f32(1.0)
+            whole, start = tiles.whole(entry), t.extents[0]
+            of_functions(c, s, [scale_log2] * len(s), elements, t.b, t.place, start, base, a.arrays, whole)
+            scale_log2 = kv.f32(1.0)
         visible(at, t, s, i, base, warp, lane)
-        latent_rows.softmax(s, *sums, [unit] * 2)
+        latent_rows.softmax(s, *sums, [scale_log2] * 2)
         return latent_rows.packed(dtype, s)
 
     @kv.func
@@ -210,7 +210,7 @@ def latent_kernel(c: LatentConfig) -> Any:
     @kv.func
     def visible(at, t, s, i, base, warp, lane):
         """Mask a tile's scores, and zero its values for keys that no row attends to."""
-        (first, last, whole_first, whole_end, _, _), stage = t.span, i & 1
+        (first, last, whole_first, whole_end, _, _), stage = t.keys, i & 1
         if c.copy == "tma":
             if (base < first) | (base + KEYS > last):
                 kv.named_barrier(SCORES_BARRIER, 128)  # all scores warps have multiplied the keys
@@ -231,9 +231,9 @@ def latent_kernel(c: LatentConfig) -> Any:
 
     @kv.func
     def left_columns(at, a, t, warp, lane):
-        walk, tiles = t.span[4], t.span[5]
-        entry = walk.entry(0)
-        unit = kv.math.max(kv.math.abs(a.scale), 1.0e-30) * LOG2E
+        tiles, num_tiles = t.keys.tiles, t.keys.num_tiles
+        entry = tiles.entry(0)
+        scale_log2 = kv.math.max(kv.math.abs(a.scale), 1.0e-30) * LOG2E
         q = kv.wgmma_descriptor(at.q_tile)
         m, total, alpha = [kv.f32(LOWEST)] * 2, [kv.f32(0.0)] * 2, [kv.f32(1.0)] * 2
         s = KEYS
@@ -243,10 +243,10 @@ def latent_kernel(c: LatentConfig) -> Any:
         s = kv.wgmma_wait(0, s)[0]
         for g in kv.static(range(LEFT)):
             release(barrier_of(at.empty, 0, g), lane)
-        p = weights_of(at, a, t, s, 0, entry, unit, (m, total, alpha), warp, lane)
+        p = weights_of(at, a, t, s, 0, entry, scale_log2, (m, total, alpha), warp, lane)
         o = [kv.f32(0.0)] * (groups[LEFT][1] * OF_BOX)
-        for i in range(1, tiles):
-            stage, before, entry = i & 1, (i - 1) & 1, walk.entry(i)
+        for i in range(1, num_tiles):
+            stage, before, entry = i & 1, (i - 1) & 1, tiles.entry(i)
             tile, tile_before = at.stages + stage * TILE, at.stages + before * TILE
             rescaled(o, alpha)
             start_values(o, p, tile_before, value_steps)
@@ -258,7 +258,7 @@ def latent_kernel(c: LatentConfig) -> Any:
                     latent_copies.wait_for(c, barrier_of(at.full, stage, g), (i >> 1) & 1)
                     s = kv.wgmma_start(s, q, kv.wgmma_descriptor(tile), key_steps(g), dtype)
                     if g == RIGHT:
-                        release(at.turns + before * BARRIER_BYTES, lane)
+                        release(at.values_start + before * BARRIER_BYTES, lane)
                     if g == 0:
                         o, s = kv.wgmma_wait(1, o, s)  # O + P V is complete
                         release(barrier_of(at.empty, before, LEFT), lane)
@@ -266,13 +266,13 @@ def latent_kernel(c: LatentConfig) -> Any:
             for g in kv.static(range(LEFT)):
                 release(barrier_of(at.empty, stage, g), lane)
             with kv.trace("softmax"):
-                p = weights_of(at, a, t, s, i, entry, unit, (m, total, alpha), warp, lane)
+                p = weights_of(at, a, t, s, i, entry, scale_log2, (m, total, alpha), warp, lane)
         rescaled(o, alpha)
-        tile = at.stages + ((tiles - 1) & 1) * TILE
+        tile = at.stages + ((num_tiles - 1) & 1) * TILE
         start_values(o, p, tile, value_steps)
-        kv.mbarrier_wait(at.p_empty, tiles & 1)
+        kv.mbarrier_wait(at.p_empty, num_tiles & 1)
         publish(at, p, alpha, warp, lane)
-        release(at.turns + ((tiles - 1) & 1) * BARRIER_BYTES, lane)
+        release(at.values_start + ((num_tiles - 1) & 1) * BARRIER_BYTES, lane)
         o = kv.wgmma_wait(0, o)[0]
         inverse, splits = [kv.f32(0.0)] * 2, t.splits
         for u in kv.static(range(2)):
@@ -291,18 +291,18 @@ def latent_kernel(c: LatentConfig) -> Any:
 
     @kv.func
     def right_columns(at, a, t, warp, lane):
-        p, tiles = kv.wgmma_descriptor(at.weights), t.span[5]
+        p, num_tiles = kv.wgmma_descriptor(at.weights), t.keys.num_tiles
         steps = list(zip(WEIGHTS.k_steps(), value_steps, strict=True))
         o = [kv.f32(0.0)] * (groups[RIGHT][1] * OF_BOX)
         row = warp * 16 + (lane >> 2)
-        for i in range(tiles):
+        for i in range(num_tiles):
             stage = i & 1
             with kv.trace("wait for weights"):
                 kv.mbarrier_wait(at.p_full, i & 1)
             rescaled(o, [(at.factors + row * 4).load(kv.f32), (at.factors + (row + 8) * 4).load(kv.f32)])
-            with kv.trace("wait for its turn"):
-                if tiles >= LONG:
-                    kv.mbarrier_wait(at.turns + stage * BARRIER_BYTES, (i >> 1) & 1)
+            with kv.trace("wait for scores"):
+                if num_tiles >= LONG:
+                    kv.mbarrier_wait(at.values_start + stage * BARRIER_BYTES, (i >> 1) & 1)
             with kv.trace("multiply"):
                 latent_copies.wait_for(c, barrier_of(at.full, stage, RIGHT), (i >> 1) & 1)
                 start_values(o, p, at.stages + stage * TILE + right_bytes, steps)
@@ -316,12 +316,12 @@ def latent_kernel(c: LatentConfig) -> Any:
 
     @kv.func
     def produce_by_tma(at, key_map, cache, t, lane):
-        b, (_, last, _, _, walk, tiles) = t.b, t.span
-        following = walk.base(walk.entry(0))
+        b, last, tiles, num_tiles = t.b, t.keys.end, t.keys.tiles, t.keys.num_tiles
+        following = tiles.base(tiles.entry(0))
         pages = latent_copies.pages_of(key_map, cache, b, following, last, lane)
-        for i in range(tiles):
-            here, base = pages, walk.base(walk.entry(i)) if walk.lists is None else following
-            following = walk.base(walk.entry(i + 1))
+        for i in range(num_tiles):
+            here, base = pages, tiles.base(tiles.entry(i)) if tiles.lists is None else following
+            following = tiles.base(tiles.entry(i + 1))
             pages = latent_copies.pages_of(key_map, cache, b, following, last, lane)
             for g in kv.static(range(len(groups))):
                 kv.mbarrier_wait(barrier_of(at.empty, i & 1, g), ((i >> 1) & 1) ^ 1)
@@ -332,18 +332,18 @@ def latent_kernel(c: LatentConfig) -> Any:
 
     @kv.func
     def produce_rows(at, rows, t, thread):
-        walk, tiles = t.span[4], t.span[5]
-        following = latent_copies.places_of(c, rows, walk.base(walk.entry(0)), thread)
-        for i in range(tiles):
+        tiles, num_tiles = t.keys.tiles, t.keys.num_tiles
+        following = latent_copies.places_of(c, rows, tiles.base(tiles.entry(0)), thread)
+        for i in range(num_tiles):
             places, stage = following, i & 1
-            following = latent_copies.places_of(c, rows, walk.base(walk.entry(i + 1)), thread)
+            following = latent_copies.places_of(c, rows, tiles.base(tiles.entry(i + 1)), thread)
             for g in kv.static(range(len(groups))):
                 kv.mbarrier_wait(barrier_of(at.empty, stage, g), ((i >> 1) & 1) ^ 1)
                 place = at.stages + (stage * TILE + groups[g][0] * BOX.bytes)
                 latent_copies.copy_boxes(c, rows, places, place, barrier_of(at.full, stage, g), groups[g], thread)
                 if g == LEFT and c.case.listed:
                     there, barrier = at.seen_at + stage * 8, at.seen_full + stage * BARRIER_BYTES
-                    latent_copies.note_rows(c, places, there, barrier, thread)
+                    latent_copies.record_existing_rows(c, places, there, barrier, thread)
 
     @kv.kernel(block=(threads_of(c), 1, 1), min_blocks=1)
     def attention_latent(a: AttentionArguments):
@@ -369,7 +369,7 @@ def latent_kernel(c: LatentConfig) -> Any:
             kv.mbarrier_init(at.p_empty, 4)
             for n in kv.static(range(STAGES)):
                 kv.mbarrier_init(at.seen_full + n * BARRIER_BYTES, 4)
-                kv.mbarrier_init(at.turns + n * BARRIER_BYTES, 4)
+                kv.mbarrier_init(at.values_start + n * BARRIER_BYTES, 4)
             kv.fence_mbarrier_init()
             if c.copy == "tma":
                 kv.tma.prefetch(a.key_map)
@@ -387,17 +387,17 @@ def latent_kernel(c: LatentConfig) -> Any:
             producer, left, right = REGISTERS[c.copy]
             if role == 0:
                 kv.setmaxnreg(producer, "decrease")
-                if t.span[5] > 0:
+                if t.keys.num_tiles > 0:
                     if c.copy == "tma":
                         if thread < 32:
                             produce_by_tma(at, a.key_map, cache, t, lane)
                     else:
-                        source = latent_copies.Rows(c, cache, a.lists, b, token0, t.span[0], t.span[1])
+                        source = latent_copies.Rows(c, cache, a.lists, b, token0, t.keys.first, t.keys.end)
                         produce_rows(at, source, t, thread)
             else:
                 consumer = thread - 128
                 warp = (thread & 127) >> 5
-                if t.span[5] > 0:
+                if t.keys.num_tiles > 0:
                     with kv.trace("load query"):
                         load_query(c, a, at.q_tile, query_layout, place, consumer, CONSUMERS)
                         kv.named_barrier(CONSUMERS_BARRIER, CONSUMERS)

@@ -223,8 +223,8 @@ class Written:
         types = (rounded, self.spec.dtype)
         most = min(most_lanes(types), *(e & -e for e in extents)) if extents else most_lanes(types)
         sizes = [b.size for b in (self.query or self.key, self.key)]
-        turned = at.static_dim(op.freqs, 1) if self.own and op.freqs is not None else 0
-        rotations = tuple(Rotation.of(size, turned, op.interleaved.value, most) for size in sizes)
+        rotated = at.static_dim(op.freqs, 1) if self.own and op.freqs is not None else 0
+        rotations = tuple(Rotation.of(size, rotated, op.interleaved.value, most) for size in sizes)
         rows = Rows(vector_width(*sizes, *extents, types=types), row_alignment(at.op))
         quantizer = None
         if self.spec.quantized:

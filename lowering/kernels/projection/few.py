@@ -155,7 +155,7 @@ def product_kernel(config: Config, early: bool) -> Any:
                     0, j, p * M, case.columns, rows=M, tail="any", descriptor=weight_map, constant=config.constant
                 )
                 b = right.tile(0, j, 0, x.shape[0], rows=N, tail="any", descriptor=x_map)
-                if case.scaling == "block":  # one a step and tile of rows
+                if case.scaling == "block":  # one per step and tile of rows
                     token = kv.tile_index(N)
                     scale = x_scale.gather(token, j, mask=token < x.shape[0]) * weight_scale[p * M // BLOCK, j]
                     c = c + kv.dot(a, b.T) * scale[None, :]

@@ -161,8 +161,8 @@ def product_kernel(config: Config, early: bool) -> Any:
     @kv.func
     def chunk_at(half, step, token, chunk):
         """The address of a token's chunk of a step, without bank conflicts for eight lanes' loads and for stores."""
-        turned = chunk ^ (chunk >> 3) ^ ((token & 1) * (2 if CHUNKS == 16 else 1))
-        return ((half * TOGETHER + step) * N + token) * CHUNKS + turned
+        swizzled = chunk ^ (chunk >> 3) ^ ((token & 1) * (2 if CHUNKS == 16 else 1))
+        return ((half * TOGETHER + step) * N + token) * CHUNKS + swizzled
 
     @kv.func
     def start(x, array, half, token0, first, last):

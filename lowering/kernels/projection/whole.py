@@ -192,7 +192,7 @@ class Units:
     def angles(self, unit: Any, freqs: Any, position: Any) -> list[Any]:
         """(cosines, sines) of the items of a unit of queries or keys, which are rotated alike."""
         rotation, found = self.writer.rotations[1], []
-        if rotation.turning:
+        if rotation.rotated_units:
             at, number = Angles(freqs, self.writer.rows, (position,)), self.number(unit)
             for part in kv.static(range(self.parts("key"))):
                 found.append(rotation.angles_of(number * self.parts("key") + part, at))
@@ -202,7 +202,7 @@ class Units:
     def angle_lanes(self) -> int:
         """Cosines per item; 0 without rotation."""
         rotation = self.writer.rotations[1]
-        return rotation.lanes if rotation.turning else 0
+        return rotation.lanes if rotation.rotated_units else 0
 
     @kv.func
     def store_angles(self, place: Any, unit: Any, freqs: Any, position: Any) -> None:

@@ -170,7 +170,7 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
     groups = cdiv(units.count, U)
     parts = [range(n, min(n + config.together, U)) for n in range(0, U, config.together)]
     ahead = min(AHEAD, case.k * case.x.itemsize)
-    turned = units.writer.rotations[1].turned
+    rotated = units.writer.rotations[1].rotated
 
     @kv.func
     def tile_of(number, tokens):
@@ -266,7 +266,7 @@ def kernel_of(config: Config, units: Units, early: bool) -> Any:
                         units.store_angles(place, unit_at(first_unit, u), a.to.freqs, found[1])
                 elif a.to.freqs is not None:
                     angle = kv.math.min(kv.math.max(found[1], 0), a.to.freqs.shape[0] - 1)
-                    kv.cp_async_bulk_prefetch(a.to.freqs.address(angle, 0), turned * a.to.freqs.dtype.itemsize)
+                    kv.cp_async_bulk_prefetch(a.to.freqs.address(angle, 0), rotated * a.to.freqs.dtype.itemsize)
             kv.syncwarp()
             kv.mbarrier_arrive(known_full + slot * BARRIER_BYTES, lane == 0)
             slot, phase = advance(2, slot, phase, 1)

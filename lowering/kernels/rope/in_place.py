@@ -14,7 +14,7 @@ from typing import Any
 from kvarn import dsl as kv
 
 from .. import expands
-from ..append.head_writer import Norm, TokenItems, turn
+from ..append.head_writer import Norm, TokenItems, rotate
 from ..base import Expansion
 from ..common import (
     CachedHead,
@@ -92,7 +92,7 @@ class IndexHeads:
 
 
 @dataclass(frozen=True)
-class Turning:
+class InPlaceRotation:
     """How the heads of a token are processed.
 
     Attributes
@@ -121,23 +121,23 @@ class Turning:
     def of(
         at: Expansion, collection: Any, query: Any, freqs: Any, *, interleaved: bool, eps: float | None = None,
         weight_offset: float = 0.0, given: bool = False, sections: tuple[int, ...] = (),
-    ) -> Turning:  # fmt: skip
+    ) -> InPlaceRotation:  # fmt: skip
         """For the operands of an operation; without rotation freqs is None, without norm eps is None."""
         spec, rank = at.spec(collection), len(query.type.shape)
         query_heads, query_size = at.static_dim(query, rank - 2), at.static_dim(query, rank - 1)
         types = (at.dtype(query), spec.dtype)
         # Section bounds may be at any pair, so each pair looks up its own section.
         most = most_lanes(types) if len(sections) < 2 else (2 if interleaved else 1)
-        turned = 0 if freqs is None else at.static_dim(freqs, 1)
-        rotations = tuple(Rotation.of(size, turned, interleaved, most) for size in (query_size, spec.head_size))
+        rotated = 0 if freqs is None else at.static_dim(freqs, 1)
+        rotations = tuple(Rotation.of(size, rotated, interleaved, most) for size in (query_size, spec.head_size))
         rows = Rows(vector_width(query_size, spec.head_size, types=types), row_alignment(at.op))
         groups = [Group.covering(at, r.units) for r in rotations]
         norms = tuple(Norm(eps, r.size, rows, g, weight_offset) for r, g in zip(rotations, groups, strict=True))
         if eps is None:
-            items = TokenItems(rotations[0].units, rotations[1].turning, 0, query_heads, spec.num_heads, 1)
+            items = TokenItems(rotations[0].units, rotations[1].rotated_units, 0, query_heads, spec.num_heads, 1)
         else:
             items = TokenItems(groups[0].lanes, groups[1].lanes, 0, query_heads, spec.num_heads, whole_warps(at, 1))
-        return Turning(Work.of(at, items.all), items, rows, rotations, norms, given, sections)  # type: ignore[arg-type]
+        return InPlaceRotation(Work.of(at, items.all), items, rows, rotations, norms, given, sections)  # type: ignore[arg-type]
 
     @kv.func
     def positions(self, position: Any, position_ids: Any, row: tuple[Any, ...]) -> tuple[Any, ...]:
@@ -163,7 +163,7 @@ class Turning:
                 h, part, active = head_and_lane(item, items.query_heads, items.query)
                 head = self.norms[0].of(source(h), a.q_gamma, part)
                 if active:
-                    turn(self.rotations[0], part, items.query, angles, head, target(h))
+                    rotate(self.rotations[0], part, items.query, angles, head, target(h))
             elif kept:
                 h, part, active = head_and_lane(item - items.first_key, items.heads, items.key)
                 cached = CachedHead(keys, b, position, h)
@@ -172,7 +172,7 @@ class Turning:
                     if self.norms[1].eps is None:
                         self.rotations[1].unit(part, angles, head.read, cached.write)
                     else:
-                        turn(self.rotations[1], part, items.key, angles, head, cached)
+                        rotate(self.rotations[1], part, items.key, angles, head, cached)
 
     @kv.func
     def ragged(self, a: Arguments) -> None:
@@ -212,18 +212,18 @@ class Turning:
 # --- kv.rope, kv.rope_padded -----------------------------------------------------------------------
 
 
-def rope_kernel(turning: Turning) -> Any:
+def rope_kernel(rotation: InPlaceRotation) -> Any:
     @kv.kernel
     def rope(a: Arguments):
-        turning.ragged(a)
+        rotation.ragged(a)
 
     return rope
 
 
-def rope_padded_kernel(turning: Turning) -> Any:
+def rope_padded_kernel(rotation: InPlaceRotation) -> Any:
     @kv.kernel
     def rope_padded(a: Arguments):
-        turning.padded(a)
+        rotation.padded(a)
 
     return rope_padded
 
@@ -231,13 +231,13 @@ def rope_padded_kernel(turning: Turning) -> Any:
 def launch_rope(op: Any, at: Expansion, make: Any, lengths: Any, tokens: Any) -> None:
     """Launch a kernel from :func:`rope_kernel` or :func:`rope_padded_kernel` for ``tokens`` tokens."""
     given = op.position_ids is not None
-    turning = Turning.of(
+    rotation = InPlaceRotation.of(
         at, op.collection, op.query, op.freqs, interleaved=op.interleaved.value, given=given,
         sections=tuple(op.mrope_section),
     )  # fmt: skip
     ids = op.position_ids if given else op.freqs  # a placeholder that is not read
     args = Arguments(op.collection, op.layer, op.query, lengths, op.freqs, op.query_out, ids)
-    at.launch(make(turning), [args], (turning.work.blocks(tokens), 1, 1), (turning.work.threads, 1, 1))
+    at.launch(make(rotation), [args], (rotation.work.blocks(tokens), 1, 1), (rotation.work.threads, 1, 1))
 
 
 @expands("kv.rope")
@@ -253,21 +253,21 @@ def rope_padded(op: Any, at: Expansion) -> None:
 # --- kv.qk_norm ------------------------------------------------------------------------------------
 
 
-def qk_norm_kernel(turning: Turning) -> Any:
+def qk_norm_kernel(rotation: InPlaceRotation) -> Any:
     @kv.kernel
     def qk_norm(a: Arguments):
-        turning.ragged(a)
+        rotation.ragged(a)
 
     return qk_norm
 
 
-def dual_kernel(turning: Turning, index: Turning) -> Any:
+def dual_kernel(rotation: InPlaceRotation, index: InPlaceRotation) -> Any:
     """Blocks of the second row of the grid process the index heads."""
 
     @kv.kernel
     def qk_norm_dual(a: Arguments, heads: IndexHeads):
         if kv.block_id.y == 0:
-            turning.ragged(a)
+            rotation.ragged(a)
         else:
             index.ragged(heads.beside(a))
 
@@ -277,7 +277,7 @@ def dual_kernel(turning: Turning, index: Turning) -> Any:
 @expands("kv.qk_norm")
 def qk_norm(op: Any, at: Expansion) -> None:
     options = {"interleaved": op.interleaved.value, "eps": op.eps.value, "weight_offset": op.weight_offset.value}
-    main = Turning.of(at, op.collection, op.query, op.freqs, **options)
+    main = InPlaceRotation.of(at, op.collection, op.query, op.freqs, **options)
     freqs = op.q_gamma if op.freqs is None else op.freqs  # a placeholder that is not read
     args = Arguments(
         op.collection, op.layer, op.query, op.row_offsets, freqs, op.query_out, q_gamma=op.q_gamma, k_gamma=op.k_gamma
@@ -286,7 +286,7 @@ def qk_norm(op: Any, at: Expansion) -> None:
     if op.index_collection is None:
         at.launch(qk_norm_kernel(main), [args], (main.work.blocks(tokens), 1, 1), (main.work.threads, 1, 1))
         return
-    index = Turning.of(at, op.index_collection, op.index_query, op.freqs, **options)
+    index = InPlaceRotation.of(at, op.index_collection, op.index_query, op.freqs, **options)
     heads = IndexHeads(op.index_collection, op.index_query, op.index_query_out, op.index_q_gamma, op.index_k_gamma)
     fewest = min(main.work, index.work, key=lambda work: work.tokens)
     at.launch(dual_kernel(main, index), [args, heads], (fewest.blocks(tokens), 2, 1), (fewest.threads, 1, 1))

@@ -79,7 +79,7 @@ def rope_append_kernel(work: Work, writer: HeadWriter, early: bool) -> Any:
 # --- all items of a token at once ---------------------------------------------------------------------
 
 MOST_WORDS = 96  # registers per thread for loaded vectors
-ROUNDS = 2  # units of the query per thread, where there are enough threads
+QUERY_UNITS = 2  # units of the query per thread, where there are enough threads
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ class Share:
     width: int
 
     @property
-    def rounds(self) -> int:
+    def items_per_thread(self) -> int:
         """Items per thread."""
         return cdiv(self.heads * self.per_head, self.width)
 
@@ -108,7 +108,7 @@ class Share:
 
 
 @dataclass(frozen=True)
-class Turns:
+class HeadRotation:
     """How the threads of a token rotate its heads of a kind."""
 
     share: Share
@@ -125,7 +125,7 @@ class Turns:
     def fetch(self, buffer: Any, token: Any, thread: Any) -> list[Any]:
         """Load the thread's units of a token, without conversion."""
         found = []
-        for n in kv.static(range(self.share.rounds)):
+        for n in kv.static(range(self.share.items_per_thread)):
             h, part, _ = self.share.place(thread, n)
             starts = self.rotation.starts(self.unit(part))
             found.append([self.rows.load(buffer, token, h, d, width=self.rotation.width) for d in starts])
@@ -137,41 +137,45 @@ class Turns:
 
         ``angle`` are the angles of the thread's units if these are the same for every head, otherwise None.
         """
-        for n in kv.static(range(self.share.rounds)):
+        for n in kv.static(range(self.share.items_per_thread)):
             h, part, exists = self.share.place(thread, n)
             number = self.unit(part)
             has = exists if self.share.per_head == self.rotation.units else exists & (part < self.rotation.units)
             vectors = [kv.f32(x) for x in fetched[n]]
             vectors = self.norm.of_vectors(vectors, self.rotation.starts(number), has, gamma)
             own = self.rotation.angles_of(number, angles) if angle is None else angle
-            turned = self.rotation.turn(number, own, vectors)
+            rotated = self.rotation.rotate(number, own, vectors)
             if has:
-                self.rotation.put(number, turned, replace(target, head=h).write)
+                self.rotation.put(number, rotated, replace(target, head=h).write)
 
 
 def together(
-    at: Expansion, spec: CacheSpec, query_heads: int, turns: Turns, types: tuple[DType, ...]
-) -> tuple[Work, Turns, Turns, Share] | None:
+    at: Expansion, spec: CacheSpec, query_heads: int, head: HeadRotation, types: tuple[DType, ...]
+) -> tuple[Work, HeadRotation, HeadRotation, Share] | None:
     """How a block's threads process query, key and value of tokens, each thread all of its items at once.
 
-    ``turns`` describes the rotation of a head, ``types`` are those of query and key. None where the loop is used.
+    ``head`` describes the rotation of a head, ``types`` are those of query and key. None where the loop is used.
     """
-    per_head, units = turns.share.per_head, turns.rotation.units
-    if at.target.is_host or spec.quantized or not turns.rotation.paired or per_head < units:
+    per_head, units = head.share.per_head, head.rotation.units
+    if at.target.is_host or spec.quantized or not head.rotation.paired or per_head < units:
         return None
     most = at.schedule.get("threads", THREADS)
-    width = min(align_up(cdiv(query_heads * per_head, ROUNDS), WARP), most)
+    width = min(align_up(cdiv(query_heads * per_head, QUERY_UNITS), WARP), most)
     even = align_up(width, math.lcm(per_head, WARP))  # for a thread to have the same part of every head
     width = even if even <= most else width
-    query, key = (replace(turns, share=Share(heads, per_head, width)) for heads in (query_heads, spec.num_heads))
-    value = Share(spec.num_heads, spec.head_size // turns.rows.width, width)
-    vectors = (query.share.rounds + key.share.rounds) * (1 if turns.rotation.interleaved else 2) + value.rounds
-    if vectors * turns.rotation.width * max(t.itemsize for t in types) > 4 * MOST_WORDS:
+    query, key = (replace(head, share=Share(heads, per_head, width)) for heads in (query_heads, spec.num_heads))
+    value = Share(spec.num_heads, spec.head_size // head.rows.width, width)
+    vectors = (query.share.items_per_thread + key.share.items_per_thread) * (
+        1 if head.rotation.interleaved else 2
+    ) + value.items_per_thread
+    if vectors * head.rotation.width * max(t.itemsize for t in types) > 4 * MOST_WORDS:
         return None
     return Work.of(at, width, width * max(1, most // width)), query, key, value
 
 
-def rope_together_kernel(spec: CacheSpec, work: Work, q: Turns, k: Turns, v: Share, rows: Rows, early: bool) -> Any:
+def rope_together_kernel(
+    spec: CacheSpec, work: Work, q: HeadRotation, k: HeadRotation, v: Share, rows: Rows, early: bool
+) -> Any:
     """The kernel for the result of :func:`together`."""
     alike = v.width % q.share.per_head == 0
 
@@ -182,7 +186,7 @@ def rope_together_kernel(spec: CacheSpec, work: Work, q: Turns, k: Turns, v: Sha
         if (token < query.shape[0]) & (thread < work.items):
             queries, new_keys = q.fetch(query, token, thread), k.fetch(key, token, thread)
             new_values = []
-            for n in kv.static(range(v.rounds)):
+            for n in kv.static(range(v.items_per_thread)):
                 h, part, _ = v.place(thread, n)
                 new_values.append(rows.load(value, token, h, part * rows.width))
             b, inside, i = sequence_of(row_offsets, token, query.shape[0])
@@ -193,7 +197,7 @@ def rope_together_kernel(spec: CacheSpec, work: Work, q: Turns, k: Turns, v: Sha
                 _, part, _ = q.share.place(thread, 0)
                 angle = q.rotation.angles_of(q.unit(part), angles) if alike else None
                 if in_range(collection, position):
-                    for n in kv.static(range(v.rounds)):
+                    for n in kv.static(range(v.items_per_thread)):
                         h, part, exists = v.place(thread, n)
                         if exists:
                             x = converted(new_values[n], spec.dtype)
@@ -220,7 +224,9 @@ def rope_append(op: Any, at: Expansion) -> None:
     early, query_heads = starts_early(at), at.static_dim(op.query, 1)
     gammas = [op.freqs, op.freqs] if eps is None else [op.q_gamma, op.k_gamma]  # not read without norms
     args = [op.collection, op.layer, op.query, op.key, op.value, op.row_offsets, op.freqs, op.query_out, *gammas]
-    at_once = together(at, spec, query_heads, Turns(Share(query_heads, of_head, WARP), rotation, rows, norm), types)
+    at_once = together(
+        at, spec, query_heads, HeadRotation(Share(query_heads, of_head, WARP), rotation, rows, norm), types
+    )
     if at_once is not None:
         work = at_once[0]
         kernel, grid = rope_together_kernel(spec, *at_once, rows, early), work.blocks(at.dim(op.query, 0))

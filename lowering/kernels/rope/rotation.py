@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Rotary embedding of one head, in f32.
 
-The rotation is divided into units, which can be computed in place and in any order: a *turning* unit has the real and
+The rotation is divided into units, which can be computed in place and in any order: a *rotated* unit has the real and
 imaginary parts of ``lanes`` pairs, a *plain* unit as many elements outside of the rotated dims (half as many if their
 number is odd). Interleaved pairs (2k, 2k+1) of the last R dims are adjacent, split pairs (k, k + R/2) of the first R
 dims are not. It can also be divided into chunks of consecutive dims, which read the other parts of their pairs.
@@ -56,7 +56,7 @@ class Rotation:
     ----------
     size : int
         Elements per head.
-    turned : int
+    rotated : int
         R, rotated dims.
     interleaved : bool
     lanes : int
@@ -64,52 +64,52 @@ class Rotation:
     """
 
     size: int
-    turned: int
+    rotated: int
     interleaved: bool
     lanes: int
 
     @staticmethod
-    def of(size: int, turned: int, interleaved: bool, most: int) -> Rotation:
+    def of(size: int, rotated: int, interleaved: bool, most: int) -> Rotation:
         """The rotation with the widest units, for accesses of at most ``most`` elements; or a rotation of 0 dims."""
         if interleaved:  # one access has both parts, and twice the lanes
-            lanes = max(1, min(lowbit(math.gcd(size, turned)), most) // 2)
+            lanes = max(1, min(lowbit(math.gcd(size, rotated)), most) // 2)
         else:
-            lanes = min(lowbit(math.gcd(size, turned // 2)), most)
-            if (size - turned) % 2 == 0:
-                lanes = min(lanes, lowbit(math.gcd((size - turned) // 2, turned // 2)))
-        return Rotation(size, turned, interleaved, lanes)
+            lanes = min(lowbit(math.gcd(size, rotated // 2)), most)
+            if (size - rotated) % 2 == 0:
+                lanes = min(lanes, lowbit(math.gcd((size - rotated) // 2, rotated // 2)))
+        return Rotation(size, rotated, interleaved, lanes)
 
     @property
     def first(self) -> int:
         """The first rotated dim."""
-        return self.size - self.turned if self.interleaved else 0
+        return self.size - self.rotated if self.interleaved else 0
 
     @property
-    def turning(self) -> int:
-        """Turning units per head."""
-        return self.turned // 2 // self.lanes
+    def rotated_units(self) -> int:
+        """Rotated units per head."""
+        return self.rotated // 2 // self.lanes
 
     @property
     def paired(self) -> bool:
-        """Whether plain units are as long as turning ones: possible for every head of even size."""
-        return (self.size - self.turned) % (2 * self.lanes) == 0
+        """Whether plain units are as long as rotated ones: possible for every head of even size."""
+        return (self.size - self.rotated) % (2 * self.lanes) == 0
 
     @property
     def units(self) -> int:
-        """Units per head; the turning units come first."""
-        return self.turning + (self.size - self.turned) // (self.lanes * (2 if self.paired else 1))
+        """Units per head; the rotated ones come first."""
+        return self.rotated_units + (self.size - self.rotated) // (self.lanes * (2 if self.paired else 1))
 
     @kv.func
     def unit(self, number: Any, angles: Angles, read: Read, write: Write) -> None:
         """Process one unit."""
         if self.paired:
-            self.put(number, self.turn(number, self.angles_of(number, angles), self.fetch(number, read)), write)
-        elif self.turning == 0:
+            self.put(number, self.rotate(number, self.angles_of(number, angles), self.fetch(number, read)), write)
+        elif self.rotated_units == 0:
             write(number, read(number, 1))
-        elif number < self.turning:
-            self._turn_odd(number, angles, read, write)
+        elif number < self.rotated_units:
+            self._rotate_odd(number, angles, read, write)
         else:
-            d = number - self.turning + (0 if self.interleaved else self.turned)
+            d = number - self.rotated_units + (0 if self.interleaved else self.rotated)
             write(d, read(d, 1))
 
     @kv.func
@@ -131,46 +131,46 @@ class Rotation:
     @kv.func
     def starts(self, number: Any) -> list[Any]:
         """The dims at which the vectors of a unit start."""
-        n, whole = self.lanes, self.turning == self.units
+        n, whole = self.lanes, self.rotated_units == self.units
         if self.interleaved:
             d = number * (2 * n)
             if not whole:
-                d = kv.where(number < self.turning, d + self.first, d - self.turning * (2 * n))
+                d = kv.where(number < self.rotated_units, d + self.first, d - self.rotated_units * (2 * n))
             return [d]
-        d, far = number * n, self.turned // 2
+        d, far = number * n, self.rotated // 2
         if not whole:
-            turns = number < self.turning
-            d, far = kv.where(turns, d, number * (2 * n)), kv.where(turns, far, n)
+            rotates = number < self.rotated_units
+            d, far = kv.where(rotates, d, number * (2 * n)), kv.where(rotates, far, n)
         return [d, d + far]
 
     @kv.func
     def angles_of(self, number: Any, angles: Angles) -> tuple[Any, Any] | None:
         """(cosines, sines) of a unit; for a plain unit, those of another."""
-        if self.turning == 0:
+        if self.rotated_units == 0:
             return None
-        turning = number if self.turning == self.units else kv.math.min(number, self.turning - 1)
-        return angles.of(turning * self.lanes, self.lanes)
+        rotated_number = number if self.rotated_units == self.units else kv.math.min(number, self.rotated_units - 1)
+        return angles.of(rotated_number * self.lanes, self.lanes)
 
     @kv.func
-    def turn(self, number: Any, angle: tuple[Any, Any] | None, vectors: list[Any]) -> list[Any]:
-        """The f32 vectors of a unit, rotated if it is a turning one."""
+    def rotate(self, number: Any, angle: tuple[Any, Any] | None, vectors: list[Any]) -> list[Any]:
+        """The f32 vectors of a unit, rotated if it is a rotated one."""
         if angle is None:
             return vectors
         cos, sin = angle
         re, im = (even(vectors[0]), odd(vectors[0])) if self.interleaved else vectors
-        turned = [re * cos - im * sin, re * sin + im * cos]
+        rotated = [re * cos - im * sin, re * sin + im * cos]
         if self.interleaved:
-            turned = [alternate(*turned)]
-        if self.turning < self.units:
-            turned = [kv.where(number < self.turning, x, y) for x, y in zip(turned, vectors, strict=True)]
-        return turned
+            rotated = [alternate(*rotated)]
+        if self.rotated_units < self.units:
+            rotated = [kv.where(number < self.rotated_units, x, y) for x, y in zip(rotated, vectors, strict=True)]
+        return rotated
 
     @kv.func
-    def _turn_odd(self, number: Any, angles: Angles, read: Read, write: Write) -> None:
+    def _rotate_odd(self, number: Any, angles: Angles, read: Read, write: Write) -> None:
         """Process one pair of a head of odd size."""
         cos, sin = angles.of(number, 1)
         d = self.first + number * 2 if self.interleaved else number
-        e = d + (1 if self.interleaved else self.turned // 2)
+        e = d + (1 if self.interleaved else self.rotated // 2)
         re, im = read(d, 1), read(e, 1)
         write(d, re * cos - im * sin)
         write(e, re * sin + im * cos)
@@ -178,38 +178,38 @@ class Rotation:
     def chunk_width(self, *extents: int, most: int) -> int:
         """Elements of a chunk that divides the extents and is entirely inside or outside of the rotated dims."""
         if self.interleaved:
-            width = min(lowbit(math.gcd(self.size, self.turned, *extents)), most)
+            width = min(lowbit(math.gcd(self.size, self.rotated, *extents)), most)
         else:
-            width = min(lowbit(math.gcd(self.size, self.turned // 2, *extents)), most)
+            width = min(lowbit(math.gcd(self.size, self.rotated // 2, *extents)), most)
         return width
 
     @kv.func
     def chunk(self, d: Any, width: int, angles: Angles, read: Read) -> Any:
         """The rotated elements of dims [d, d + width); d is a multiple of width."""
         x = read(d, width)
-        if self.turned == 0:
+        if self.rotated == 0:
             return x
-        if self.turned == self.size:
+        if self.rotated == self.size:
             x = self._turned_chunk(x, d, width, angles, read)
-        elif (d >= self.first) & (d < self.first + self.turned):
+        elif (d >= self.first) & (d < self.first + self.rotated):
             x = self._turned_chunk(x, d, width, angles, read)
         return x
 
     @kv.func
     def angles_of_chunk(self, d: Any, width: int, angles: Any) -> tuple[Any, Any] | None:
         """(cosines, sines) of a chunk; outside of the rotated dims, those of another."""
-        if self.turned == 0:
+        if self.rotated == 0:
             return None
-        place = kv.math.min(kv.math.max(d - self.first, 0), self.turned - width)
+        place = kv.math.min(kv.math.max(d - self.first, 0), self.rotated - width)
         if self.interleaved:
             return angles.of(place // 2, max(width // 2, 1))
-        half = self.turned // 2
+        half = self.rotated // 2
         return angles.of(kv.where(place >= half, place - half, place), width)
 
     @kv.func
     def _turned_chunk(self, x: Any, d: Any, width: int, angles: Angles, read: Read) -> Any:
         if not self.interleaved:
-            half = self.turned // 2
+            half = self.rotated // 2
             second = d >= half
             other = read(kv.where(second, d - half, d + half), width)
             cos, sin = angles.of(kv.where(second, d - half, d), width)
@@ -241,7 +241,7 @@ def alternate(a: Any, b: Any) -> Any:
 
 
 @dataclass(frozen=True)
-class TurnedHead:
+class RotatedHead:
     """A head after rotation, read by chunks."""
 
     rotation: Rotation

@@ -38,7 +38,7 @@ class Case:
     @property
     def narrow(self) -> bool:
         """Whether keys are 8-bit."""
-        return self.spec.dtype.bits == 8
+        return self.spec.converted
 
     @property
     def head_tiles(self) -> int:

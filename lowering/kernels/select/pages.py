@@ -146,15 +146,15 @@ class Scores:
         return min(lowbit(self.spec.head_size), BYTES // self.stored.itemsize)
 
     @property
-    def turns(self) -> int:
+    def vectors_per_lane(self) -> int:
         """Loads per thread that cover a row."""
         return cdiv(self.spec.head_size, self.lanes * self.width)
 
     @kv.func
-    def columns(self, lane: Any, turn: int) -> tuple[Any, Any]:
+    def columns(self, lane: Any, n: int) -> tuple[Any, Any]:
         """(first column of a load, whether it exists); past the end, the last columns are loaded again."""
-        d = (turn * self.lanes + lane) * self.width
-        if (turn + 1) * self.lanes * self.width <= self.spec.head_size:
+        d = (n * self.lanes + lane) * self.width
+        if (n + 1) * self.lanes * self.width <= self.spec.head_size:
             return d, True
         return kv.math.min(d, self.spec.head_size - self.width), d < self.spec.head_size
 
@@ -164,8 +164,8 @@ class Scores:
         load, nothing, found = Rows(self.width, self.alignment), kv.vector(f32, self.width), []
         for r in kv.static(range(self.together)):
             row, parts = kv.math.min(first + r, last), []
-            for turn in kv.static(range(self.turns)):
-                d, there = self.columns(lane, turn)
+            for n in kv.static(range(self.vectors_per_lane)):
+                d, there = self.columns(lane, n)
                 q = kv.f32(load.load(query, base + row // self.group, head * self.group + row % self.group, d))
                 q = kv.where(there, q, nothing)
                 if self.rows == MIN_MAX:  # NaN is in both
@@ -179,8 +179,8 @@ class Scores:
     def summary(self, summaries: Any, place: Any, layer: Any, head: Any, lane: Any) -> Any:
         """A thread's columns of a page's summary, by load: (largest, smallest), or the mean."""
         load, found = Rows(self.width, self.alignment), []
-        for turn in kv.static(range(self.turns)):
-            d, _ = self.columns(lane, turn)
+        for n in kv.static(range(self.vectors_per_lane)):
+            d, _ = self.columns(lane, n)
             found.append([load.load(summaries, place, layer, head, r, d) for r in reversed(range(self.rows))])
         return found
 
@@ -190,8 +190,8 @@ class Scores:
         best = kv.f32(0.0)
         for r in kv.static(range(self.together)):
             total = kv.vector(f32, self.width)
-            for turn in kv.static(range(self.turns)):
-                for part, row in kv.static(list(zip(q[r][turn], summary[turn], strict=True))):
+            for n in kv.static(range(self.vectors_per_lane)):
+                for part, row in kv.static(list(zip(q[r][n], summary[n], strict=True))):
                     total = kv.math.fma(part, kv.f32(row), total)
             score = total.reduce("add")
             for distance in kv.static([1 << n for n in range(self.lanes.bit_length() - 1)]):
@@ -229,7 +229,7 @@ def list_at(collection: Any, b: Any, h: Any) -> Any:
 def score_kernel(c: Scores, first: int, last: int) -> Any:
     """One block per :data:`CHUNK` pages of a sequence and KV head; a warp scores a page per group of lanes."""
     at_a_time = WARPS * WARP // LANES
-    turns = CHUNK // at_a_time
+    pages_per_group = CHUNK // at_a_time
 
     @kv.kernel(block=(WARPS * WARP, 1, 1))
     def score_pages(collection, layer: i32, query, row_offsets, summaries, keys: kv.Buffer[i32, 1], chunks: i32):
@@ -240,15 +240,15 @@ def score_kernel(c: Scores, first: int, last: int) -> Any:
         pages, rows = pages_of(collection, queries, b), queries.length(b) * c.group
         if chunk < pages:
             k_cache, lane, mine = collection.get_key_cache(layer), kv.thread_id.x % LANES, kv.thread_id.x // LANES
-            best = [kv.f32(0.0)] * turns
+            best = [kv.f32(0.0)] * pages_per_group
             for row in range(0, rows, c.together):
                 q = c.query_rows(query, queries.base(b), h, row, rows - 1, lane)
-                for i in kv.static(range(turns)):
+                for i in kv.static(range(pages_per_group)):
                     page = kv.math.min(chunk + i * at_a_time + mine, pages - 1)
                     place = kv.math.min(k_cache.page(b, page * c.spec.page_size), summaries.shape[0] - 1)
                     score = c.largest(q, c.summary(summaries, place, layer, h, lane))
                     best[i] = kv.where(row == 0, score, larger(best[i], score))
-            for i in kv.static(range(turns)):
+            for i in kv.static(range(pages_per_group)):
                 page = chunk + i * at_a_time + mine
                 if (page < pages) & (lane == 0):
                     key = page_key(best[i], page, pages, first, last)

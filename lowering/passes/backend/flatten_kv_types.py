@@ -16,13 +16,13 @@ from typing import Any
 from mlir import ir
 from mlir.dialects import arith, llvm
 
-from kvarn.dialect import types
+from kvarn.dialect import dtypes, types
 from kvarn.dialect.layout import FA3
 from kvarn.lowering.index import Ix, const, offset, pointer
 from kvarn.lowering.pass_base import fail, kv_pass
 from kvarn.lowering.rewrite import defining_op, is_flat, kernels, ops_named
 
-from ..kv.lower_kv_access import gep_type
+from ..kv.lower_kv_access import gep_type, in_units
 from ..kv.verify_kv import HANDLES
 from . import mark_kv_grid_constants
 
@@ -80,18 +80,18 @@ class Resolver:
         def of(field: str) -> ir.Value:
             return self.field(op, collection, field)
 
-        def shifted(pointer: str, kv: str | None, per_layer: str, element: Any) -> ir.Value:
+        def shifted(pointer: str, kv: str | None, per_layer: str, dtype: dtypes.DType) -> ir.Value:
             index = layer.wide * Ix(of(per_layer))
             if kv is not None and is_value:
                 index = index + Ix(of(kv))
-            return offset(of(pointer), index, element)
+            return offset(of(pointer), in_units(dtype, index), gep_type(dtype))
 
         if name == "base":
-            return shifted("blocks", "kv_stride", "layer_stride", gep_type(spec.dtype))
+            return shifted("blocks", "kv_stride", "layer_stride", spec.dtype)
         if name == "scales":
-            return shifted("scales", "scales_kv_stride", "scales_layer_stride", gep_type(spec.scale_dtype))
+            return shifted("scales", "scales_kv_stride", "scales_layer_stride", spec.scale_dtype)
         if name == "lookup" and spec.kind == FA3:
-            return shifted("lookup", None, "lookup_layer_stride", ir.IntegerType.get_signless(32))
+            return shifted("lookup", None, "lookup_layer_stride", dtypes.i32)
         return of(name)
 
 

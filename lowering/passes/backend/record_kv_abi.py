@@ -69,7 +69,7 @@ def argument(type_: ir.Type, described: ir.DictAttr | None, index: int) -> dict[
     if kind in ("cache", "collection", "operand"):
         spec = types.spec_of(type_)
         # Pools start at multiples of 16 bytes, layers at multiples of their rows.
-        alignment = min(16, layout.lowbit(spec.head_size * spec.dtype.itemsize))
+        alignment = min(16, layout.lowbit(spec.dtype.bytes_of(spec.head_size)))
         return found | {"kind": kind, "type": str(type_), "alignment": alignment}
     return found | {"kind": "scalar", "dtype": _dtype(str(type_), described).name}
 

@@ -274,9 +274,9 @@ def _at(tiles: Sequence[ir.Value], *place: ir.Value) -> list[Value]:
     return [Value(tensor.extract(x, list(place)), by_mlir("i32")) for x in tiles]
 
 
-@rules.lowers("kv.take_round")
+@rules.lowers("kv.take_work_item")
 def _round(op: Any, *_: Any) -> ir.Value:
-    return op.round
+    return op.iteration
 
 
 def _require_stored(op: Any) -> None:

@@ -160,8 +160,8 @@ class Access:
         kind = where(inside & known, kind, at.OUTSIDE)
         kind = where(checked & inside & (expected == at.ANY_PAGE), 0, kind)
         with functional.when(kind != 0):
-            told = (kind, batch, token, head, entry, expected, generation, users)
-            self._write_down(of, *(v if isinstance(v, Value) else scalar(v) for v in told))
+            record = (kind, batch, token, head, entry, expected, generation, users)
+            self._write_down(of, *(v if isinstance(v, Value) else scalar(v) for v in record))
         if self.writes:
             with functional.when(kind == 0):
                 slot.store(generation)
@@ -188,17 +188,17 @@ class Access:
         row = Ix(head).least(spec.num_heads - 1)
         inner = in_page(spec, slot_of(of.handle, page.ir, token, True), row.value, i32(0).ir, of.of_scales)
         index = Ix(page.ir).wide * Ix(ops.field(of.handle, stride)) + inner
-        address = Pointer(ops.field(of.handle, base), 1).address() + Value(index.value, i64) * dtype.itemsize
+        address = Pointer(ops.field(of.handle, base), 1).address() + dtype.bytes_of(Value(index.value, i64))
         granule = Ix((address - _word(of.region, at.LOW)).ir) // at.granule(spec, of.of_scales)
         return pointer_of(_word(of.region, at.WRITTEN)) + Value(granule.value, i64) * 4
 
-    def _write_down(self, of: Watched, kind: Value, *told: Value) -> None:
+    def _write_down(self, of: Watched, kind: Value, *record: Value) -> None:
         out = pointer_of(_word(self.registry(), at.VIOLATIONS))
         n = out.atomic("add", i64(1))
         with functional.when(n < at.MOST_VIOLATIONS):
             place = out + (n * (8 * at.VIOLATION_WORDS) + 8)
             table = functional.if_(of.table != 0, lambda: _word(of.table, at.TABLE_LOW), lambda: i64(0))
-            for i, word in enumerate((i64(self.number), kind, *told, of.region, table)):
+            for i, word in enumerate((i64(self.number), kind, *record, of.region, table)):
                 (place + 8 * i).store(cast(word, i64))
 
 
@@ -296,9 +296,9 @@ def _place(asked: Any, spec: Any, of_scales: bool, address: ir.Value) -> tuple[V
     """The token and head of an address derived from one of a token's page; no token if it has left the page."""
     formula = layout.scale_offset if of_scales else layout.element_offset
     dtype = spec.scale_dtype if of_scales else spec.dtype
-    of_token, of_head = (formula(spec, 0, *one, 0, 0) * dtype.itemsize for one in ((1, 0), (0, 1)))
+    of_token, of_head = (dtype.bytes_of(formula(spec, 0, *one, 0, 0)) for one in ((1, 0), (0, 1)))
     _, slot = layout.page_and_slot(spec, Ix(asked.token))
-    inner = Value(in_page(spec, slot, asked.head, asked.dim, of_scales).value, i64) * dtype.itemsize
+    inner = dtype.bytes_of(Value(in_page(spec, slot, asked.head, asked.dim, of_scales).value, i64))
     at_page = Pointer(address, 1).address() - Pointer(asked.pointer, 1).address() + inner  # bytes from the page's start
     wide, narrow = max(of_token, of_head), min(of_token, of_head)
     outer, rest = cast(at_page // wide, i32), cast(at_page % wide // narrow, i32)

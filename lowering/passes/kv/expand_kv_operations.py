@@ -18,9 +18,7 @@ from mlir import ir
 
 from kvarn.dialect import effects
 from kvarn.lowering import kernels as expand
-from kvarn.lowering.kernels.attention import touched_pages
 from kvarn.lowering.kernels.base import Expansion
-from kvarn.lowering.kernels.tables import contents
 from kvarn.lowering.pass_base import fail, kv_pass
 from kvarn.lowering.rewrite import kv_ops, ops_named
 from kvarn.lowering.target import by_name
@@ -63,8 +61,14 @@ def run(module: ir.Module, options: Options) -> None:
             try:
                 place = Expansion(op.opview, kernels, target, traced)
                 if options.check:
+                    from kvarn.lowering.kernels.tables import (
+                        contents,
+                    )  # the checks' kernels, which few programs ask for
+
                     contents.launch_checks(op.opview, place)
                 if options.ownership:
+                    from kvarn.lowering.kernels.attention import touched_pages
+
                     touched_pages.launch_reads(op.opview, place)
                 expansion(op.opview, place)
             except (ValueError, TypeError, NotImplementedError) as error:

@@ -67,8 +67,13 @@ def storage_type(dtype: dtypes.DType, lanes: int) -> ir.Type:
 
 
 def gep_type(dtype: dtypes.DType) -> ir.Type:
-    """The element type of pointer arithmetic."""
-    return ir.IntegerType.get_signless(8) if dtype.bits == 8 else types.element_type(dtype)
+    """The element type of pointer arithmetic; elements that share a byte are addressed by it."""
+    return ir.IntegerType.get_signless(8) if dtype.unit.bits == 8 else types.element_type(dtype)
+
+
+def in_units(dtype: dtypes.DType, elements: Ix) -> Ix:
+    """An offset in elements as one in units of memory: bytes for elements that share one."""
+    return elements // dtype.per_unit
 
 
 def from_storage(value: ir.Value, type_: ir.Type) -> ir.Value:
@@ -161,7 +166,7 @@ def element_address(op: Any, page: ir.Value, clamp: bool, of_scales: bool = Fals
     names = ("scales", "scales_stride0") if of_scales else ("base", "stride0")
     dtype = spec.scale_dtype if of_scales else spec.dtype
     index = Ix(page).wide * Ix(ops.field(op.cache, names[1])) + in_page(spec, slot, op.head, op.dim, of_scales)
-    return offset(ops.field(op.cache, names[0]), index, gep_type(dtype))
+    return offset(ops.field(op.cache, names[0]), in_units(dtype, index), gep_type(dtype))
 
 
 def page_of(op: Any, options: Options) -> ir.Value:
@@ -171,16 +176,18 @@ def page_of(op: Any, options: Options) -> ir.Value:
 def planned(op: Any, dtype: dtypes.DType) -> tuple[int, bool]:
     """(alignment, read-only) from the plan pass; without it, (one element, false)."""
     attributes = op.operation.attributes
-    bytes_ = attributes["kv.alignment"].value if "kv.alignment" in attributes else dtype.itemsize
+    bytes_ = attributes["kv.alignment"].value if "kv.alignment" in attributes else dtype.unit.itemsize
     return bytes_, "kv.read_only" in attributes
 
 
 def read(op: Any, options: Options, of_scales: bool = False) -> ir.Value:
-    """Load the stored elements of an access, in their storage dtype."""
+    """Load the stored elements of an access, in their storage dtype; of packed elements, their bytes."""
     spec = types.spec_of(op.cache.type)
-    dtype = spec.scale_dtype if of_scales else spec.data_dtype
+    dtype = (spec.scale_dtype if of_scales else spec.data_dtype).unit
     result = op.operation.results[0].type
     lanes = verify.element_and_width(result)[1]
+    if spec.packed and not of_scales and op.operation.name == "kv.load":
+        lanes = layout.cdiv(lanes, spec.dtype.per_unit)
     stored = types.value_type(dtype, lanes)
     if isinstance(result, ir.VectorType) and lanes == 1:
         stored = ir.VectorType.get([1], types.element_type(dtype))
@@ -192,6 +199,24 @@ def read(op: Any, options: Options, of_scales: bool = False) -> ir.Value:
     return from_storage(value, stored)
 
 
+def unpacked(bytes_: ir.Value, result: ir.Type, dim: ir.Value) -> ir.Value:
+    """The 4-bit elements of bytes, as bytes: the low half is the even element. A single element is that of a dim."""
+    i8 = ir.IntegerType.get_signless(8)
+
+    def constant(value: int) -> ir.Value:
+        if not isinstance(bytes_.type, ir.VectorType):
+            return arith.constant(i8, value)
+        splat = ir.DenseElementsAttr.get_splat(bytes_.type, ir.IntegerAttr.get(i8, value))
+        return arith.constant(bytes_.type, splat)
+
+    if not isinstance(result, ir.VectorType):
+        shift = arith.trunci(i8, ((Ix(dim) & 1) * 4).value)
+        return arith.andi(arith.shrui(bytes_, shift), constant(15))
+    low, high = arith.andi(bytes_, constant(15)), arith.shrui(bytes_, constant(4))
+    half = ir.VectorType(bytes_.type).shape[0]
+    return vector.shuffle(low, high, [i // 2 + i % 2 * half for i in range(2 * half)])
+
+
 @RULES.lowers("kv.load")
 def lower_load(op: Any, options: Options) -> ir.Value:
     spec = types.spec_of(op.cache.type)
@@ -200,23 +225,31 @@ def lower_load(op: Any, options: Options) -> ir.Value:
     if not spec.quantized:
         return convert(value, result)
     # One scale serves all lanes. The product is computed in the scale's type, or in f32 if that type has no products.
-    alignment, read_only = spec.scale_dtype.itemsize, "kv.scales_read_only" in op.operation.attributes
+    count = spec.granule_scales
+    alignment, read_only = count * spec.scale_dtype.itemsize, "kv.scales_read_only" in op.operation.attributes
     address = element_address(op, page_of(op, options), options.clamp, of_scales=True)
     scale = from_storage(
-        load(address, storage_type(spec.scale_dtype, 1), alignment, read_only), types.element_type(spec.scale_dtype)
+        load(address, storage_type(spec.scale_dtype, count), alignment, read_only),
+        types.value_type(spec.scale_dtype, count),
     )
-    return scaled(value, scale, result)
+    if not spec.zero:
+        return scaled(value, scale, result)
+    scale, zero = (vector.extract(scale, [], [i]) for i in range(count))
+    return scaled(unpacked(value, result, op.dim), scale, result, zero)
 
 
-def scaled(value: ir.Value, scale: ir.Value, result: ir.Type) -> ir.Value:
-    """value * scale, computed in f32 and rounded once to the result's type."""
+def scaled(value: ir.Value, scale: ir.Value, result: ir.Type, zero: ir.Value | None = None) -> ir.Value:
+    """value * scale + zero, computed in f32 and rounded once to the result's type."""
     f32 = ir.F32Type.get()
     is_vector = isinstance(result, ir.VectorType)
     wide = ir.VectorType.get(ir.VectorType(result).shape, f32) if is_vector else f32
-    factor = convert(scale, f32)
-    if is_vector:
-        factor = vector.broadcast(wide, factor)
-    return convert(arith.mulf(convert(value, wide), factor), result)
+
+    def factor(x: ir.Value) -> ir.Value:
+        return vector.broadcast(wide, convert(x, f32)) if is_vector else convert(x, f32)
+
+    by = factor(scale)
+    x = convert(value, wide)
+    return convert(arith.mulf(x, by) if zero is None else llvm.intr_fmuladd(x, by, factor(zero)), result)
 
 
 def convert(value: ir.Value, result: ir.Type) -> ir.Value:
@@ -258,7 +291,7 @@ def zeros(type_: ir.Type) -> ir.Value:
 def write(op: Any, of_scales: bool) -> None:
     """Store an access's value, subject to its out-of-bounds rule."""
     spec = types.spec_of(op.cache.type)
-    dtype = spec.scale_dtype if of_scales else spec.dtype
+    dtype = (spec.scale_dtype if of_scales else spec.dtype).unit
     rule = op.oob.value
     page = op.page if op.page is not None else raw_entry(op.cache, op.batch, op.token, True)
     alignment, _ = planned(op, dtype)

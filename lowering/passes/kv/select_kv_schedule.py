@@ -11,7 +11,7 @@ After:   "kv.attention"(...) {schedule = {kind = "decode", max_queries = 1, max_
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -19,26 +19,10 @@ from mlir import ir
 
 from kvarn.dialect import schedules
 from kvarn.dialect.verify import attribute_of, python_values
-from kvarn.lowering.kernels.attention import expansion as attention
+from kvarn.lowering import kernels
 from kvarn.lowering.kernels.base import Expansion
-from kvarn.lowering.kernels.common import row_alignment
-from kvarn.lowering.kernels.mla import chunk_tiles as mla_chunk_tiles, expansion as mla
-from kvarn.lowering.kernels.projection import (
-    common as projection_common,
-    expansion as projection,
-    groups as projection_groups,
-    tiles as projection_tiles,
-)
 from kvarn.lowering.pass_base import fail, kv_pass
-from kvarn.lowering.remarks import remark
 from kvarn.lowering.rewrite import kv_ops
-from kvarn.lowering.schedules import (
-    attention as tile_schedule,
-    decode_table,
-    mla as latent_schedule,
-    projection as projection_schedule,
-)
-from kvarn.lowering.schedules.decode import DecodeConfig
 from kvarn.lowering.target import Target, by_name
 
 
@@ -48,95 +32,6 @@ class Options:
 
     target: str = "sm_90a"
     without: str = ""
-
-
-def attention_entries(op: Any, at: Expansion, without: Collection[str]) -> dict[str, Any]:
-    """The schedule of an attention over keys and values: its kind, and the entries of a decode or of tiles."""
-    case = attention.case_of(op, at)
-    kind = attention.kind_of(op, at, case)
-    for why in attention.slower_than(op, at, case, kind):
-        remark(op.operation, "missed", f"kind {kind} is not the fastest: {why}")
-    if kind == "tile":
-        given = {**schedules.TILED.left_out(without), **at.schedule}
-        threshold, uneven = given.pop("decode_threshold", None), given.pop("uneven", False)
-        if threshold is None:
-            threshold, uneven = attention.few_queries(case, attention.Place.of(op, at)), True
-        if "max_queries" not in at.schedule:
-            given.pop("max_batch", None)  # the decode kernel's: tiles do not depend on the number of sequences
-        entries = tile_schedule.choose(case, at.target, given, at.tuned)
-        config = tile_schedule.TileConfig(case, **entries)
-        why_converted = tile_schedule.why_not_stored(config) if config.converts else None
-        if why_converted is not None:
-            remark(op.operation, "missed", f"keys are converted before they are multiplied: {why_converted}")
-        of_decode = decode_entries(op, case, at, threshold, uneven) if threshold else {}
-        return {"kind": kind, **entries, **of_decode}
-    if kind != "decode":
-        return {"kind": kind}
-    config = DecodeConfig(case, at.schedule["max_queries"])
-    return {"kind": kind, **decode_table.choose(at.target, config, at.schedule, at.tuned)}
-
-
-def decode_entries(op: Any, case: Any, at: Expansion, threshold: int, uneven: bool) -> dict[str, Any]:
-    """The schedule of the decode kernel for the sequences of up to ``threshold`` new tokens in a mixed batch.
-
-    ``uneven``: only batches of uneven sequences are divided.
-    """
-    place = attention.Place.of(op, at)
-    for problem in attention.decode_problems(case, place, place.max_batch, threshold):
-        raise ValueError(f"the schedule's decode_threshold asks for a kernel of kind decode, which {problem}")
-    given = {name: at.schedule[name] for name in ("max_batch", "batch_invariant") if name in at.schedule}
-    found = decode_table.choose(at.target, DecodeConfig(case, threshold), given, at.tuned)
-    prefixed = {schedules.PREFIX_OF_DECODE + name: value for name, value in found.items()}
-    return {"decode_threshold": threshold, "uneven": uneven} | prefixed
-
-
-def latent_entries(op: Any, at: Expansion, without: Collection[str]) -> dict[str, Any]:
-    """The schedule of an attention over latent rows."""
-    kind = mla.kind_of(op, at)
-    for why in mla.slower_than(op, at):
-        remark(op.operation, "missed", f"kind {kind} is not the fastest: {why}")
-    if kind == "tile":
-        return {"kind": kind, **latent_schedule.of_tiles(mla.case_of(op, at), at.target, at.schedule).entries()}
-    if kind != "latent":
-        return {"kind": kind}
-    return {"kind": kind, **latent_schedule.choose(mla.case_of(op, at), at, op, not mla.wgmma_problems(op, at))}
-
-
-def projection_entries(op: Any, at: Expansion, without: Collection[str]) -> dict[str, Any]:
-    """The schedule of a product into a cache."""
-    case = projection_common.Projection.of(op, at)
-    kind = projection.kind_of(op, at, case)
-    if kind == "simt":
-        for why in projection_tiles.problems(projection_groups.plain_case(case), at.target, row_alignment(op)):
-            remark(op.operation, "missed", f"kind {kind} is not the fastest: a schedule of kind tile {why}")
-    return {"kind": kind, **projection_schedule.choose(op, case, at, kind)}
-
-
-def chunk_entries(op: Any, at: Expansion, without: Collection[str]) -> dict[str, Any]:
-    """The schedule of a chunk of an MLA prefill."""
-    if at.target.is_host or at.schedule.get("kind") == "simt":
-        return {"kind": "host" if at.target.is_host else "simt"}
-    problems = mla.chunk_problems(op, at)
-    if at.schedule.get("kind") == "tile":
-        for problem in problems:
-            raise ValueError(f"a schedule of kind tile {problem}")
-    for problem in problems:
-        remark(op.operation, "missed", f"kind simt is not the fastest: a schedule of kind tile {problem}")
-    if problems:
-        return {"kind": "simt"}
-    return {"kind": "tile", **mla_chunk_tiles.choose(mla.chunk_case(op, at), at.target, at.schedule)}
-
-
-# Operations with a choice of kernels; the others have only entries such as ``threads``, which their expansions read.
-CHOICES: dict[str, Callable[[Any, Expansion, Collection[str]], dict[str, Any]]] = {
-    "kv.attention": attention_entries,
-    "kv.attention_padded": attention_entries,
-    "kv.operand_attention": attention_entries,
-    "kv.mla_attention": latent_entries,
-    "kv.mla_prefill_chunk": chunk_entries,
-    "kv.project_append": projection_entries,
-    "kv.project_append_padded": projection_entries,
-}
 
 
 def chosen(op: ir.Operation, target: Target, without: Collection[str] = ()) -> dict[str, Any]:
@@ -149,9 +44,10 @@ def chosen(op: ir.Operation, target: Target, without: Collection[str] = ()) -> d
     """
     at = Expansion(op.opview, op, target, {})
     _require(op.name, at.schedule, target)
-    if op.name not in CHOICES:
+    entries = kernels.entries(op.name)
+    if entries is None:
         return {}
-    found = CHOICES[op.name](op.opview, at, without)
+    found = entries(op.opview, at, without)
     _require(op.name, at.schedule, target, found["kind"])
     for entry in schedules.OPERATIONS[op.name].kind(found["kind"]).decided:
         given, decided = at.schedule.get(entry.name), found.get(entry.name)

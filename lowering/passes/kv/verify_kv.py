@@ -156,7 +156,8 @@ class _Checker:
             self.error(op, "is not an operation of the kv dialect")
             return
         try:
-            if verify.added_kinds(view) and view.verify_invariants() and verify.schedule(view):
+            takes = verify.added_kinds(view) and verify.packed_elements(view)
+            if takes and view.verify_invariants() and verify.schedule(view):
                 return
         except (ValueError, TypeError, KeyError, IndexError, AttributeError, RuntimeError) as error:
             self.error(op, f"could not be verified: {type(error).__name__}: {error}")

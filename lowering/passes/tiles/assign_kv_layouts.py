@@ -78,7 +78,7 @@ from kvarn.lowering.tiles.ir import (
 )
 
 LOADS = ("kv.tile_load", "kv.tile_load_rows")
-BESIDE, FRAGMENTS = "kv.tile_beside", "kv.tile_fragments"
+CONCATENATE, FRAGMENTS = "kv.tile_concatenate", "kv.tile_fragments"
 ALONE = 2  # instead of a dimension: the vector that fills a table runs along neither rows nor columns
 ROW_STEP, MOST_SWAPPED = 8, 256  # of query rows: with swapped operands they are the columns of an instruction
 _LEAVES = ("kv.tile_index", "tensor.splat", "arith.constant")
@@ -371,11 +371,11 @@ def place_operands(function: ir.Operation, accumulators: Accumulators) -> dict[i
         for problem in problems:
             fail(op, f"has no instruction on this target{' with swapped operands' if swapped else ''}: {problem}")
         maker = defining_op(b)
-        if maker is None or maker.name not in (*LOADS, BESIDE, FRAGMENTS):
+        if maker is None or maker.name not in (*LOADS, CONCATENATE, FRAGMENTS):
             fail(op, "needs a loaded tile as its second operand: only loaded tiles are in shared memory")
         along_k = str(element(b)) == "f8E4M3FN" and not op.opview.transpose_b.value
         place = SHARED_TRANSPOSED if along_k else SHARED
-        if maker.name == BESIDE:
+        if maker.name == CONCATENATE:
             shared.update(dict.fromkeys(maker.operands, SHARED))
         if maker.name != FRAGMENTS and shared.setdefault(b, place) != place:
             fail(op, "reads a tile of 8-bit elements along its rows and along its columns: load it once for each")

@@ -442,9 +442,9 @@ def _next(op: Any, d: Distribution) -> ir.Value:
     return d.stages[op.queue].next(scalar(op.n), d.threads.lane, sleep).ir
 
 
-@RULES.lowers("kv.take_round")
+@RULES.lowers("kv.take_work_item")
 def _round(op: Any, d: Distribution) -> ir.Value:
-    return op.round
+    return op.iteration
 
 
 def _initialize(op: Any, d: Distribution) -> None:
@@ -489,7 +489,7 @@ def _copy(op: Any, d: Distribution) -> None:
             tile_memory.convert_tile(op, stages, thread, count)
         else:
             tile_memory.start_rows(op, stages, thread, count)
-            if not stages.finished and not stages.told and not stages.grouped:
+            if not stages.finished and not stages.async_arrive and not stages.grouped:
                 tile_memory.finish_rows(stages, scalar(op.n), thread, 0)
 
 

@@ -2,7 +2,7 @@
 """Compute weights directly from products: per-row score modifications then cost one fused multiply-add per element.
 
 If weights start from the current maximum (``skip-kv-maxima``), only the branch that looks for a new maximum needs the
-scores themselves. So instead of the score, times a unit, minus the maximum, the pass computes the equivalent sum of
+scores themselves. So instead of the score, times a scale, minus the maximum, the pass computes the equivalent sum of
 products (:mod:`tiles.affine`): factors and addends that are uniform over a row are combined once per row. A bias per
 row, a temperature and a scale then cost no instruction per element, and a function that is linear in a position
 difference costs one (``kv.tile_ramp``). The branch gets these differences instead of scores.
@@ -15,12 +15,12 @@ is a product plus a number per row, such as the bias of far keys, its multiply-a
 hidden by the exponentials: a far tile then costs as much as one without a bias. Scores that would take as many
 instructions in the new form stay unchanged.
 
-Before:  %x = %s * scale + kv.tile_broadcast %bias ; %p = exp2(%x * unit - kv.tile_broadcast %m)
-         scf.if %any { %top = max(%x) * unit ; ... exp2(%x * unit - kv.tile_broadcast %m2) }
+Before:  %x = %s * scale + kv.tile_broadcast %bias ; %p = exp2(%x * %c - kv.tile_broadcast %m)
+         scf.if %any { %top = max(%x) * %c ; ... exp2(%x * %c - kv.tile_broadcast %m2) }
          %x = scf.if %far { %s * scale + kv.tile_broadcast %bias } else { %s * scale + kv.tile_windows %table }
-After:   %y = %s * (scale * unit) + kv.tile_broadcast (%bias * unit - %m) ; %p = exp2(%y)
+After:   %y = %s * (scale * %c) + kv.tile_broadcast (%bias * %c - %m) ; %p = exp2(%y)
          scf.if %any { %top = max(%y) + %m ; ... exp2(%y - kv.tile_broadcast (%m2 - %m)) }
-         %x, %factor, %row = scf.if %far { %s, scale * unit, %bias * unit - %m } else { ... + %table * unit, 1, -%m }
+         %x, %factor, %row = scf.if %far { %s, scale * %c, %bias * %c - %m } else { ... + %table * %c, 1, -%m }
          %y = %x * %factor + kv.tile_broadcast %row
 """
 
@@ -60,15 +60,15 @@ class Guess:
 
 @dataclass
 class Weights:
-    """Weights of an online softmax: ``power``, the exponent ``score * unit - maximum``, or a ``kv.tile_weights`` whose
-    maximum is computed first.
+    """Weights of an online softmax: ``power``, the exponent ``score * scale_log2 - maximum``, or a ``kv.tile_weights``
+    whose maximum is computed first.
 
     ``largest`` is the maximum of a row's scores, ``top`` the same in powers of two; there is no ``guess`` if the
     maximum is computed first.
     """
 
     power: ir.Operation
-    unit: Row
+    scale_log2: Row
     largest: ir.Operation
     top: ir.Operation
     guess: Guess | None
@@ -90,14 +90,14 @@ class Weights:
 
 def first_weights_of(op: ir.Operation) -> Weights | None:
     """The weights of a ``kv.tile_weights`` whose maximum is computed first; None otherwise."""
-    score, unit = op.operands[0], of(op.operands[1])
+    score, scale_log2 = op.operands[0], of(op.operands[1])
     rest = [user for user in users(score) if user != op]
-    if len(rest) != 1 or not _is_largest(rest[0]) or rest[0].block != op.block or unit == ONE:
+    if len(rest) != 1 or not _is_largest(rest[0]) or rest[0].block != op.block or scale_log2 == ONE:
         return None
     products = users(rest[0].result)
-    if len(products) != 1 or products[0].name != "arith.mulf" or of(products[0].operands[1]) != unit:
+    if len(products) != 1 or products[0].name != "arith.mulf" or of(products[0].operands[1]) != scale_log2:
         return None
-    return Weights(op, unit, rest[0], products[0], None)
+    return Weights(op, scale_log2, rest[0], products[0], None)
 
 
 def weights_of(exp2: ir.Operation) -> Weights | None:
@@ -106,7 +106,7 @@ def weights_of(exp2: ir.Operation) -> Weights | None:
     if rank(exp2.result) != 2 or power is None or not _is_less_rows(power):
         return None
     scaled = power.operands[0]
-    unit, score = unit_of(scaled)
+    scale_log2, score = scale_of(scaled)
     again = [op for op in users(scaled) if op != power and _is_less_rows(op)]
     exact = [op for op in users(score) if op.name == score_weights.NAME]
     known = [*([power, *again] if score == scaled else [defining_op(scaled)]), *exact]
@@ -115,9 +115,9 @@ def weights_of(exp2: ir.Operation) -> Weights | None:
     if len(rest) != 1 or not _is_largest(rest[0]) or any(op not in (power, *again, *rest) for op in users(scaled)):
         return None
     largest = top = rest[0]
-    if unit != ONE:
+    if scale_log2 != ONE:
         products = users(largest.result)
-        if len(products) != 1 or products[0].name != "arith.mulf" or of(products[0].operands[1]) != unit:
+        if len(products) != 1 or products[0].name != "arith.mulf" or of(products[0].operands[1]) != scale_log2:
             return None
         (top,) = products
         bounds = users(top.result)
@@ -125,14 +125,14 @@ def weights_of(exp2: ir.Operation) -> Weights | None:
             (top,) = bounds
     branch = largest.parent.operation
     if largest.block == power.block:
-        return None if again else Weights(power, unit, largest, top, None)
+        return None if again else Weights(power, scale_log2, largest, top, None)
     moves = _moves(top, power.operands[1].owner.operands[0])
     inside = branch.name == "scf.if" and branch.block == power.block
     if moves is None or not inside or any(op.parent.operation != branch for op in again):
         return None
     asks = defining_op(branch.operands[0])
     guessed = asks is not None and asks.name == "kv.warp_any"
-    return Weights(power, unit, largest, top, Guess(branch, moves, again)) if guessed else None
+    return Weights(power, scale_log2, largest, top, Guess(branch, moves, again)) if guessed else None
 
 
 def _is_less_rows(op: ir.Operation) -> bool:
@@ -161,7 +161,7 @@ def _moves(top: ir.Operation, maximum: ir.Value) -> ir.Operation | None:
     return used[0] if alone and list(used[0].operands)[1:] == [top.result, maximum] else None
 
 
-def unit_of(value: ir.Value) -> tuple[Row, ir.Value]:
+def scale_of(value: ir.Value) -> tuple[Row, ir.Value]:
     """(the common factor of all elements, the tile that it multiplies)."""
     op = defining_op(value)
     if op is not None and op.name == "arith.mulf":
@@ -262,10 +262,10 @@ def split_logarithm(op: ir.Operation, rows: ir.Type) -> None:
         op.erase()
 
 
-def in_powers(constant: Row, unit: Row, emitter: Emitter) -> Row:
-    """A row's addend times the unit, finite for finite numbers, emitted at the insertion point."""
-    made = constant * unit
-    if constant.op != "of" or unit == ONE:
+def in_powers(constant: Row, scale_log2: Row, emitter: Emitter) -> Row:
+    """A row's addend times the scale, finite for finite numbers, emitted at the insertion point."""
+    made = constant * scale_log2
+    if constant.op != "of" or scale_log2 == ONE:
         return made
     product, number_of_row = emitter.row(made), constant.of[0]
     if rank(product) and not rank(number_of_row):
@@ -293,8 +293,8 @@ def compute_powers(w: Weights, less: ir.Value | None = None) -> ir.Value:
         maker, form = defining_op(value), form_of(value)
         offset = NOTHING if less is None else of(less) * MINUS
         with ir.InsertionPoint.after(maker), w.power.location:
-            constant = in_powers(form.constant, w.unit, emitter)
-            made = emitter.tile(Form(form.scaled(w.unit).terms, constant + offset))
+            constant = in_powers(form.constant, w.scale_log2, emitter)
+            made = emitter.tile(Form(form.scaled(w.scale_log2).terms, constant + offset))
         for use in uses:
             owner = use.owner.operation
             if owner in inside and (owner.name == "scf.yield" or use.operand_number == 0):
@@ -454,8 +454,8 @@ class Chosen:
     def _leaf(self, value: ir.Value) -> Late:
         form = form_of(value)
         with ir.InsertionPoint.after(defining_op(value)), self.w.power.location:
-            constant = in_powers(form.constant, self.w.unit, self.emitter) + of(self.less) * MINUS
-        form = form.scaled(self.w.unit)
+            constant = in_powers(form.constant, self.w.scale_log2, self.emitter) + of(self.less) * MINUS
+        form = form.scaled(self.w.scale_log2)
         if _is_product_of_rows(form):
             ((tile, factor),) = form.terms
             return Late(tile, factor, constant)

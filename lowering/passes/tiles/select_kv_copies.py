@@ -21,7 +21,7 @@ schedule, a product that reads a TMA tile along its columns waits for that many 
 A loop that loads tiles is first rewritten to count its iterations from 0, since stages and barrier phases do.
 
 With a producer, query rows that a loop loads (``kv.tile_load_rows``) are prefetched in the same way. Two tiles side by
-side (``kv.tile_beside``) are two copies to one stage.
+side (``kv.tile_concatenate``) are two copies to one stage.
 
 Before:  %k = "kv.tile_load"(%cache, %b, %h, %first, %begin, %count) : ... -> tensor<128x128xbf16, "shared">
 After:   "kv.producer_acquire"(%keys, %n) ; "kv.copy_start"(%keys, %n, %cache, %b, %h, %first, %count)
@@ -66,11 +66,11 @@ from kvarn.lowering.tiles.ir import (
     users,
 )
 
-from .assign_kv_layouts import BESIDE
+from .assign_kv_layouts import CONCATENATE
 
 _BEGIN = 4  # the number of a load's operand ``begin``, the first visible token
 PROMISES = ("constant", "existing", "aligned")  # attributes of a load that its copy keeps
-ROUNDS = "kv.rounds"  # on an inner loop: the argument of the outer loop that counts its iterations so far
+ITERATIONS = "kv.iterations"  # on an inner loop: the argument of the outer loop that counts its iterations so far
 
 
 @dataclass(frozen=True)
@@ -172,9 +172,9 @@ def use_number(loop: ir.Operation) -> ir.Value:
     carries.
     """
     inside = arith.subi(loop.regions[0].blocks[0].arguments[0], loop.operands[0])
-    if ROUNDS not in loop.attributes:
+    if ITERATIONS not in loop.attributes:
         return inside
-    number = ir.IntegerAttr(loop.attributes[ROUNDS]).value
+    number = ir.IntegerAttr(loop.attributes[ITERATIONS]).value
     outer = loop.parent.operation
     return arith.addi(outer.regions[0].blocks[0].arguments[number], inside)
 
@@ -185,7 +185,7 @@ def carry_rounds(loop: ir.Operation) -> None:
     if outer.name != "scf.for" or not ops_named(loop, "kv.tile_load"):
         return
     _, number = carry(outer, lambda: arith.maxsi(arith.subi(loop.operands[1], loop.operands[0]), const(0)))
-    loop.attributes[ROUNDS] = i64_attr(number)
+    loop.attributes[ITERATIONS] = i64_attr(number)
 
 
 def carry(loop: ir.Operation, grown: Callable[[], ir.Value]) -> tuple[ir.Operation, int]:
@@ -323,7 +323,7 @@ def stage_rows(load: ir.Operation, function: ir.Operation, stages: int, query_st
     of the tile, as the next rows are already waited for.
     """
     op, loop = load.opview, enclosing(load, "scf.for")
-    inner = ROUNDS in loop.attributes
+    inner = ITERATIONS in loop.attributes
     stages, number = stages if inner else query_stages, 0
     if not inner:
         loop, number = carry(loop, lambda: const(1))
@@ -334,7 +334,7 @@ def stage_rows(load: ir.Operation, function: ir.Operation, stages: int, query_st
         staging.ProducerAcquireOp(buffer, n)
         copy = copy_of_rows(buffer, n, op)
         if inner:
-            copy.attributes["tells"] = ir.UnitAttr.get()
+            copy.attributes["async_arrive"] = ir.UnitAttr.get()
         tile = staging.ConsumerWaitOp(buffer, n, op.tile.type).operation.results[0]
     load.result.replace_all_uses_with(tile)
     load.erase()
@@ -352,22 +352,22 @@ def copy_of_rows(buffer: ir.Value, n: ir.Value, load: Any) -> ir.Operation:
     return copy
 
 
-def stage_beside(beside: ir.Operation, function: ir.Operation, stages: int, taken: set[str]) -> None:
+def stage_concatenated(joined: ir.Operation, function: ir.Operation, stages: int, taken: set[str]) -> None:
     """Replace two loads that form one tile side by side by two copies to one stage, a wait and a release."""
-    left, right = (defining_op(v) for v in beside.operands)
-    loop, tile = enclosing(beside, "scf.for"), beside.result
-    why = why_not_beside(function, beside, left, right)
+    left, right = (defining_op(v) for v in joined.operands)
+    loop, tile = enclosing(joined, "scf.for"), joined.result
+    why = why_not_concatenated(function, joined, left, right)
     if why is not None or loop is None:
-        fail(beside, f"cannot be copied: {why or 'a loop must load it'}")
+        fail(joined, f"cannot be copied: {why or 'a loop must load it'}")
     rows, tokens = left.opview, right.opview
     spec, (count, columns), pages = types.spec_of(tokens.cache.type), shape(right.result), None
     stored = spec.data_dtype.mlir == str(element(tile)) and not spec.quantized
     by_rows = stored and row_format(tokens, spec).plain
     by_rows = by_rows and why_not_by_rows(spec, columns, tokens.first_column.value) is None
-    with ir.InsertionPoint.at_block_begin(function.regions[0].blocks[0]), beside.location:
+    with ir.InsertionPoint.at_block_begin(function.regions[0].blocks[0]), joined.location:
         copy = "cp_async" if by_rows else "convert"
         buffer = staging.make_stages(unused("keys", taken), stages, tile.type, copy)
-    with ir.InsertionPoint(beside), beside.location:
+    with ir.InsertionPoint(joined), joined.location:
         n = use_number(loop)
         staging.ProducerAcquireOp(buffer, n)
         copy_of_rows(buffer, n, rows).attributes["columns"] = i64_attr(shape(left.result)[1])
@@ -384,22 +384,22 @@ def stage_beside(beside: ir.Operation, function: ir.Operation, stages: int, take
                 start.attributes[name] = right.attributes[name]
         made = staging.ConsumerWaitOp(buffer, n, tile.type).operation.results[0]
     tile.replace_all_uses_with(made)
-    for op in (beside, left, right):
+    for op in (joined, left, right):
         op.erase()
     following = last_use(made.owner.operation)
     with ir.InsertionPoint.after(following), following.location:
         staging.ConsumerReleaseOp(buffer, n)
 
 
-def why_not_beside(
-    function: ir.Operation, beside: ir.Operation, left: ir.Operation | None, right: ir.Operation | None
+def why_not_concatenated(
+    function: ir.Operation, joined: ir.Operation, left: ir.Operation | None, right: ir.Operation | None
 ) -> str | None:
     """Why two tiles cannot be copied side by side to one stage; None if they can."""
     if instruction_of(function) != WGMMA or not schedule_of(function).get("producer"):
         return "it needs products by wgmma and a schedule with a producer"
     if left is None or right is None or (left.name, right.name) != ("kv.tile_load_rows", "kv.tile_load"):
         return "the tiles must be rows of a buffer and tokens of a cache, as they are loaded"
-    if any(op.block != beside.block or len(users(op.result)) != 1 for op in (left, right)):
+    if any(op.block != joined.block or len(users(op.result)) != 1 for op in (left, right)):
         return "nothing else may read its tiles"
     op, rows = right.opview, shape(right.result)[0]
     if op.lists is not None or op.descriptor is not None:
@@ -453,8 +453,8 @@ def run(module: ir.Module, options: Options) -> None:
         for loop in ops_named(function, "scf.for") if instruction_of(function) == WGMMA else ():
             carry_rounds(loop)  # from which barrier phases are computed
         share_columns(function)
-        for op in ops_named(function, BESIDE):
-            stage_beside(op, function, stages, taken)
+        for op in ops_named(function, CONCATENATE):
+            stage_concatenated(op, function, stages, taken)
         for load in ops_named(function, "kv.tile_load"):
             if layout_of(load.result.type) in IN_SHARED:
                 stage(load, function, stages, by_name(options.target), taken)

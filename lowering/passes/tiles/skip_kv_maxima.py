@@ -13,9 +13,9 @@ maximum and the weights again; m changes for the rows whose sums were too large,
 - For ``kv.tile_weights`` the weights with the old m use its fast form (:mod:`tiles.score_weights`). A warp with a row
   whose m is large, or -inf, takes the branch as well.
 
-Before:  %m2 = select (max(%x) * unit > %m + 8), max(%x) * unit, %m ; %a = exp2(%m - %m2)
-         %p = kv.tile_weights %x, unit, %m2 ; %l2 = %l * %a + sum(%p)
-After:   %p0 = exp2(%x * unit - %m) ; %s0 = sum(%p0) ; %l0 = %l + %s0
+Before:  %m2 = select (max(%x) * scale_log2 > %m + 8), max(%x) * scale_log2, %m ; %a = exp2(%m - %m2)
+         %p = kv.tile_weights %x, scale_log2, %m2 ; %l2 = %l * %a + sum(%p)
+After:   %p0 = exp2(%x * scale_log2 - %m) ; %s0 = sum(%p0) ; %l0 = %l + %s0
          %m2, %a, %p, %l2 = scf.if (kv.warp_any %s0 > 255 or |%m| > 2^27) { the original ops } else { %m, 1, %p0, %l0 }
 """
 
@@ -52,6 +52,7 @@ from kvarn.lowering.tiles.ir import (
     users,
 )
 
+MOST_SLACK = 127.0  # weights of more are no f32
 SATURATES = math.log2(448.0)  # the slack of weights up to e4m3's largest number
 PARTIAL = "kv.partial"  # on sums over the elements of each thread only
 _ENDS = ("kv.dot", "kv.dot_start", "scf.yield")
@@ -115,8 +116,9 @@ def slack_of(select: ir.Operation) -> float | None:
     bound = defining_op(compared.operands[1])
     if predicate != int(arith.CmpFPredicate.OGT) or compared.operands[0] != top or bound is None:
         return None
-    slack = splat_of(bound.operands[1]) if bound.name == "arith.addf" and bound.operands[0] == kept else None
-    return None if slack is None else ir.FloatAttr(slack).value
+    splat = splat_of(bound.operands[1]) if bound.name == "arith.addf" and bound.operands[0] == kept else None
+    slack = None if splat is None else ir.FloatAttr(splat).value
+    return slack if slack is not None and 0.0 <= slack < MOST_SLACK else None
 
 
 def softmax_of(select: ir.Operation) -> Softmax | str | None:
@@ -172,9 +174,9 @@ def _spreads(op: ir.Operation, factor: ir.Operation | None) -> bool:
 def _are_weights(op: ir.Operation | None, maximum: ir.Value, top: ir.Value) -> bool:
     """Whether an op computes 2^(y - maximum) where ``top`` is the largest y of a row."""
     if op is not None and op.name == score_weights.NAME:
-        scores, unit, under = op.operands
+        scores, scale_log2, under = op.operands
         product = score_weights.product_of(top)
-        alike = product is not None and product.name == "arith.mulf" and of(product.operands[1]) == of(unit)
+        alike = product is not None and product.name == "arith.mulf" and of(product.operands[1]) == of(scale_log2)
         return alike and under == maximum and _is_largest(defining_op(product.operands[0]), scores)
     difference = defining_op(op.operands[0]) if op is not None and op.name == "math.exp2" else None
     if difference is None or difference.name != "arith.subf":

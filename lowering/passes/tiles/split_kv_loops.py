@@ -549,10 +549,10 @@ def divide(op: ir.Operation, bounds: Bounds) -> Comparison | Whole | None:
     if not known or not rest or not performs(op, "divide"):
         return None
     with ir.InsertionPoint(op), op.location:
-        unknown, told = (functools.reduce(arith.andi, of) for of in (rest, known))
+        unknown, comparisons = (functools.reduce(arith.andi, of) for of in (rest, known))
         op.operands[0] = TileMaskOp(op.operands[0], unknown, op.result.type).operation.result
-        op.operands[1] = told
-    return whole_of(told, bounds)
+        op.operands[1] = comparisons
+    return whole_of(comparisons, bounds)
 
 
 def guard(op: ir.Operation, variable: ir.Value, seen: Comparison | Whole) -> None:

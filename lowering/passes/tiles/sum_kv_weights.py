@@ -36,7 +36,7 @@ from kvarn.lowering.tiles.ir import PROMOTED, ROW_SUMS, schedule_of, shape, tile
 from .defer_kv_reductions import sum_of
 
 
-def sum_beside(dot: ir.Operation) -> ir.Operation | None:
+def promoted_sum(dot: ir.Operation) -> ir.Operation | None:
     """The sum of a product's exact weights that its loop accumulates; None if there is none."""
     loop, narrowed = enclosing(dot, "scf.for"), defining_op(dot.opview.a)
     if loop is None or dot.block != loop.regions[0].blocks[0] or narrowed is None or narrowed.name != "kv.cast":
@@ -70,7 +70,7 @@ def run(module: ir.Module, options: Any) -> None:
             continue
         ones: dict[int, ir.Value] = {}
         for dot in ops_named(function, "kv.dot"):
-            total = sum_beside(dot) if PROMOTED in dot.attributes else None
+            total = promoted_sum(dot) if PROMOTED in dot.attributes else None
             if total is None or not performs(dot, "sum"):
                 continue
             keys = shape(dot.opview.a)[1]

@@ -313,7 +313,7 @@ def _value(hint: Any, value: Any, where: str) -> Any:
             raise ValueError(f"{where} must have {len(arguments)} items, got {len(items)}")
         return tuple(_value(a, item, where) for a, item in zip(arguments, items, strict=True))
     if hint is DType:
-        return dtypes.by_name(_value(str, value, where))
+        return dtypes.element_by_name(_value(str, value, where))
     if dataclasses.is_dataclass(hint):
         return _instance(typing.cast(type, hint), value)
     if type(value) is not hint:

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Generic, NamedTuple, TypeVar
 
 from kvarn.dialect import dtypes, layout
 from kvarn.dialect.layout import FA3, KEY, PAGED, VALUE, CacheSpec, CollectionSpec
+from kvarn.dialect.records import Record
 from kvarn.runtime.buffers import BufferView, strided_array
 from kvarn.runtime.copying import CopiedWhole
 
@@ -53,7 +54,9 @@ class KVCacheCollection(PoolMembers, CopiedWhole, Generic[CacheT]):
 
     def _made_of(self) -> tuple[tuple[Any, ...], dict[str, Any], Any]:
         buffers, scales = (self.blocks, self.cache_lengths, self.lookup_table), {}
-        if self.scales is not None:
+        if self.cache_spec.packed:
+            scales = {"scales": self.scales, "record": self.cache_spec.record}
+        elif self.scales is not None:
             scales = {"scales": self.scales, "quantization_granularity": self.quantization_granularity}
         return (*buffers, self.max_seq_length, self.max_cache_length), scales, self._views.values()
 
@@ -99,7 +102,7 @@ class KVCacheCollection(PoolMembers, CopiedWhole, Generic[CacheT]):
     def _cache_at(self, layer: int, half: int) -> dict[str, int]:
         """The fields of a cache: the collection's, with the base addresses of the layer's keys or values."""
         at, spec = dict(self._at), self.cache_spec
-        at["base"] = at["blocks"] + spec.dtype.itemsize * (half * at["kv_stride"] + layer * at["layer_stride"])
+        at["base"] = at["blocks"] + spec.dtype.bytes_of(half * at["kv_stride"] + layer * at["layer_stride"])
         at["lookup"] += 4 * layer * at["lookup_layer_stride"]
         if spec.scale_dtype is not None:
             at["scales"] += spec.scale_dtype.itemsize * (
@@ -152,7 +155,11 @@ class PagedKVCacheCollection(KVCacheCollection[PagedKVCache]):
         base and the strides of the first three dimensions must be multiples of the largest power of two, at most 16,
         that divides the bytes of G scales: kernels read them as vectors.
     quantization_granularity : int
-        Consecutive elements of a head that share a scale.
+        Consecutive elements of a head that share a scale; given by ``record``, if there is one.
+    record : Record or name, optional
+        What a token and head stores, such as ``"int4"`` or ``kv.Record("u4", "f16", 64, zero=True)``. By default it
+        follows from the buffers. Of 4-bit elements blocks are bytes of two, uint8 [N, 2, L, P, H, D / 2], and scales
+        are (scale, zero) of each group, [N, 2, L, P, H, 2 * groups].
 
     Raises
     ------
@@ -172,9 +179,11 @@ class PagedKVCacheCollection(KVCacheCollection[PagedKVCache]):
         max_cache_length: int,
         scales: Any = None,
         quantization_granularity: int = 1,
+        *,
+        record: Record | str | None = None,
     ) -> None:
         self.blocks, self.cache_lengths, self.lookup_table, self.scales = blocks, cache_lengths, lookup_table, scales
-        pool = pool_of(PAGED, "N2LPHD", blocks, scales, quantization_granularity)
+        pool = pool_of(PAGED, "N2LPHD", blocks, scales, quantization_granularity, record=record)
         self._bind(*with_sequences(pool, cache_lengths, lookup_table, max_seq_length, max_cache_length))
 
     def with_tables(
@@ -193,8 +202,8 @@ class PagedKVCacheCollection(KVCacheCollection[PagedKVCache]):
             As in the class; the last two default to those of this collection.
         """
         new, most = self._bounds(max_seq_length, max_cache_length)
-        scales = () if self.scales is None else (self.scales, self.quantization_granularity)
-        return PagedKVCacheCollection(self.blocks, cache_lengths, lookup_table, new, most, *scales)
+        _, scales, _ = self._made_of()
+        return PagedKVCacheCollection(self.blocks, cache_lengths, lookup_table, new, most, **scales)
 
     def _bounds(self, max_seq_length: int | None, max_cache_length: int | None) -> tuple[int, int]:
         """The bounds of a step; by default the collection's."""

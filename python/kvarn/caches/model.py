@@ -61,7 +61,8 @@ class HostModel:
         if which == "elements":
             page = spec.page_span if spec.paged else at["capacity"] * spec.token_stride
             span = (at["num_blocks"] - 1) * at["stride0"] + page
-            return strided_array(at["base"], (span,), (1,), spec.dtype, self.readonly, self._keep)
+            units = span // spec.dtype.per_unit
+            return strided_array(at["base"], (units,), (1,), spec.dtype.unit, self.readonly, self._keep)
         if which == "scales":
             assert spec.scale_dtype is not None
             span = (at["num_blocks"] - 1) * at["scales_stride0"] + at["capacity"] * spec.scales_token_stride
@@ -107,6 +108,24 @@ class HostModel:
     ) -> tuple[np.ndarray, np.ndarray]:
         """Offsets [..., width] of elements from the base, and the pages [...]."""
         lanes = self._lanes(width, what, self.spec.head_size)
+        return self._offsets_of(b, h, t, d, width, lanes, what, clamp)
+
+    def _unit_offsets(
+        self, b: Any, h: Any, t: Any, d: Any, width: int, what: str, clamp: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
+        """The same of ``width`` units of memory from element d on: of elements, or of bytes that elements share."""
+        count = self.spec.dtype.per_unit
+        if count == 1:
+            return self._element_offsets(b, h, t, d, width, what, clamp)
+        lanes = self._lanes(width, what, self.spec.head_size // count)
+        if (integers(d, "d", what) % count).any():
+            raise ValueError(f"{type(self).__name__}.{what}: d must be even, where a byte begins, got {d}")
+        offsets, page = self._offsets_of(b, h, t, d, width * count, np.zeros(1, np.int64), what, clamp)
+        return offsets // count + lanes, page
+
+    def _offsets_of(
+        self, b: Any, h: Any, t: Any, d: Any, width: int, lanes: np.ndarray, what: str, clamp: bool
+    ) -> tuple[np.ndarray, np.ndarray]:
         page, slot = self._clamped_page(b, t, what) if clamp else self._page(b, t, what)
         h, d = self._head_and_dim(h, d, width, what)
         if self.spec.kind in page_orders.added:  # elements of a vector need not be contiguous in added page orders
@@ -122,9 +141,8 @@ class HostModel:
         lanes = self._lanes(width, what, self.spec.num_scales)
         page, slot = self._clamped_page(b, t, what) if clamp else self._page(b, t, what)
         h, d = self._head_and_dim(h, d, 1, what)
-        in_range(
-            d // self.spec.granularity, self.spec.num_scales - width + 1, f"granule of d (of {width} scales)", what
-        )
+        first = d // self.spec.granularity * self.spec.granule_scales
+        in_range(first, self.spec.num_scales - width + 1, f"granule of d (of {width} scales)", what)
         offsets = layout.scale_offset(self.spec, page, slot, h, d, self._at["scales_stride0"])
         return np.asarray(offsets)[..., None] + lanes, page
 
@@ -175,7 +193,7 @@ class HostModel:
                 f"{spec.dtype.name}, got {target.name}; load_raw reads stored values"
             )
         offsets, _ = self._element_offsets(b, h, t, d, width, "load", clamp=True)
-        stored = self._array("elements", "load")[offsets]
+        stored = elements_at(self._array("elements", "load"), offsets, spec)
         if not spec.quantized:
             return squeeze(saturating_cast(stored, target), width)
         first = integers(d, "d", "load")
@@ -184,14 +202,18 @@ class HostModel:
                 f"{type(self).__name__}.load: all {width} lanes must share one granule of {spec.granularity} elements, "
                 f"got d = {d}"
             )
-        scale_at, _ = self._scale_offsets(b, h, t, d, 1, "load", clamp=True)
+        scale_at, _ = self._scale_offsets(b, h, t, d, spec.granule_scales, "load", clamp=True)
         scale = self._array("scales", "load")[scale_at]
-        return squeeze(dequantize(stored, scale, target), width)
+        zero = scale[..., 1:] if spec.zero else None
+        return squeeze(dequantize(stored, scale[..., :1], target, zero), width)
 
     def load_raw(self, b: Any, h: Any, t: Any, d: Any = 0, width: int = 1) -> Any:
-        """Read ``width`` stored values of a quantized cache, without dequantization."""
+        """Read ``width`` stored values of a quantized cache, without dequantization.
+
+        Of 4-bit elements these are bytes of two, from that of the even element ``d`` on.
+        """
         self._need_scales("load_raw")
-        offsets, _ = self._element_offsets(b, h, t, d, width, "load_raw", clamp=True)
+        offsets, _ = self._unit_offsets(b, h, t, d, width, "load_raw", clamp=True)
         return squeeze(self._array("elements", "load_raw")[offsets], width)
 
     def load_quantized(self, b: Any, h: Any, t: Any, d: Any = 0, width: int = 1) -> Any:
@@ -200,6 +222,8 @@ class HostModel:
 
     def store(self, b: Any, h: Any, t: Any, d: Any, value: Any, oob: str = "drop") -> None:
         """Write a scalar, or a vector of lanes in the last dimension, of the storage type, without quantization.
+
+        Of 4-bit elements these are bytes (uint8) of two, from that of the even element ``d`` on.
 
         Parameters
         ----------
@@ -212,8 +236,8 @@ class HostModel:
             IndexError too).
         """
         shape = np.broadcast_shapes(*(np.shape(i) for i in (b, h, t, d)))
-        values, width = self._stored(value, self.spec.dtype, shape, "store")
-        offsets, page = self._element_offsets(b, h, t, d, width, "store", clamp=False)
+        values, width = self._stored(value, self.spec.dtype.unit, shape, "store")
+        offsets, page = self._unit_offsets(b, h, t, d, width, "store", clamp=False)
         self._write("elements", offsets, page, values, oob, "store")
 
     def _stored(self, value: Any, dtype: DType, shape: tuple[int, ...], what: str) -> tuple[np.ndarray, int]:
@@ -349,7 +373,8 @@ class HostModel:
         Returns
         -------
         numpy.ndarray
-            A view [tile, D - d]; element [i, j] is (b, t + i, h, d + j). A page id out of range raises IndexError.
+            A view [tile, D - d]; element [i, j] is (b, t + i, h, d + j). A page id out of range raises IndexError. Of
+            4-bit elements the view has their bytes, [tile, (D - d) / 2].
         """
         what = "block_paged_ptr"
         if self.spec.kind in page_orders.added:
@@ -362,13 +387,13 @@ class HostModel:
             raise ValueError(f"{type(self).__name__}.{what}: t must be a multiple of tile {tile}, got {t}")
         if not self.spec.paged and t + tile > self._slots(b):
             raise IndexError(f"{type(self).__name__}.{what}: t + tile must be at most {self._slots(b)}, got {t + tile}")
-        offsets, page = self._element_offsets(b, h, t, d, 1, what, clamp=False)
+        offsets, page = self._unit_offsets(b, h, t, d, 1, what, clamp=False)
         self._exists(page, what)
-        flat = self._array("elements", what)
+        flat, count = self._array("elements", what), self.spec.dtype.per_unit
         return np.lib.stride_tricks.as_strided(
             flat[int(offsets.flat[0]) :],
-            (tile, self.spec.head_size - d),
-            (self.spec.token_stride * flat.itemsize, flat.itemsize),
+            (tile, (self.spec.head_size - d) // count),
+            (self.spec.token_stride // count * flat.itemsize, flat.itemsize),
             writeable=not self.readonly,
         )
 
@@ -378,7 +403,7 @@ class HostModel:
         self._exists(page, "scales_block_paged_ptr")
         start = int(offsets.flat[0])
         return self._array("scales", "scales_block_paged_ptr")[
-            start : start + self.spec.num_scales - d // self.spec.granularity
+            start : start + self.spec.num_scales - d // self.spec.granularity * self.spec.granule_scales
         ]
 
     def _exists(self, page: np.ndarray, what: str) -> None:
@@ -437,6 +462,14 @@ def in_range(value: np.ndarray, extent: Any, name: str, what: str) -> None:
     if outside.any():
         extent = np.broadcast_to(extent, outside.shape)[outside].flat[0]
         raise IndexError(f"{what}: {name} must be in [0, {extent}), got {int(value[outside].flat[0])}")
+
+
+def elements_at(flat: np.ndarray, offsets: np.ndarray, spec: CacheSpec) -> np.ndarray:
+    """The stored elements at offsets, which count elements; 4-bit ones as uint8."""
+    count = spec.dtype.per_unit
+    if count == 1:
+        return flat[offsets]
+    return flat[offsets // count] >> (offsets % count * spec.dtype.bits).astype(np.uint8) & np.uint8(15)
 
 
 def squeeze(values: np.ndarray, width: int) -> Any:

@@ -1,5 +1,5 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Conversions of caches: to a storage type (saturating), and from quantized values."""
+"""Conversions of caches: to a storage type (saturating), and to and from quantized values."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import numpy as np
 
 from kvarn.dialect import dtypes
 from kvarn.dialect.dtypes import DType
+from kvarn.dialect.records import Record, problems
 
 
 def saturating_cast(values: Any, dtype: DType) -> np.ndarray:
@@ -42,12 +43,73 @@ def saturating_cast(values: Any, dtype: DType) -> np.ndarray:
         return array.astype(dtype.numpy)
 
 
-def dequantize(stored: np.ndarray, scale: np.ndarray, dtype: DType) -> np.ndarray:
-    """``stored * scale``, computed in f32 for every scale type, rounded once to ``dtype``."""
+def dequantize(stored: np.ndarray, scale: np.ndarray, dtype: DType, zero: np.ndarray | None = None) -> np.ndarray:
+    """``stored * scale + zero``, computed in f32 for every scale type, rounded once to ``dtype``.
+
+    With zeros the product is exact, since elements have 4 bits and scales 16.
+    """
     with np.errstate(over="ignore", invalid="ignore"):
-        return saturating_cast(stored.astype(np.float32) * scale.astype(np.float32), dtype)
+        found = stored.astype(np.float32) * scale.astype(np.float32)
+        return saturating_cast(found if zero is None else found + zero.astype(np.float32), dtype)
 
 
 def default_load_dtype(storage: DType, quantized: bool) -> DType:
     """The default result type of a load: the storage type, or f32 for a quantized cache."""
     return dtypes.f32 if quantized else storage
+
+
+# --- records of 4-bit elements ---------------------------------------------------------------------
+
+
+def encode(record: Record, values: Any) -> tuple[np.ndarray, np.ndarray]:
+    """Quantize heads to 4-bit elements with zeros, as ``append`` does.
+
+    A group's zero is its least value, and its scale a fifteenth of the distance from that to the greatest value, both
+    rounded to the type of the scales, and at most its largest number; a scale of zero becomes one.
+
+    Parameters
+    ----------
+    record : Record
+        Of u4.
+    values : array-like [..., D]
+
+    Returns
+    -------
+    tuple of numpy.ndarray
+        Bytes, uint8 [..., D / 2], and (scale, zero) per group, [..., 2 * groups].
+    """
+    x = np.asarray(values).astype(np.float32)
+    shape, of_scale = x.shape, record.scale
+    if not record.packed or of_scale is None:
+        raise ValueError(f"encode needs a record of 4-bit elements, got {record}")
+    for problem in problems(record.elements, of_scale, record.group, record.zero, shape[-1]):
+        raise ValueError(problem)
+    groups = shape[-1] // record.group
+    x = x.reshape(*shape[:-1], groups, record.group)
+    most, last = np.float32(of_scale.largest), np.float32(record.elements.largest)
+    zero = np.clip(x.min(-1), -most, most).astype(of_scale.numpy).astype(np.float32)
+    with np.errstate(under="ignore"):
+        scale = np.minimum((x.max(-1) - zero) / last, most)
+        scale = np.maximum(scale, np.float32(0)).astype(of_scale.numpy).astype(np.float32)
+    scale = np.where(scale == 0, np.float32(1), scale)
+    elements = np.clip(np.rint((x - zero[..., None]) / scale[..., None]), np.float32(0), last).astype(np.uint8)
+    pairs = np.stack((scale, zero), -1).astype(of_scale.numpy)
+    return packed(elements.reshape(shape)), pairs.reshape(*shape[:-1], 2 * groups)
+
+
+def decode(record: Record, row: np.ndarray, scales: np.ndarray) -> np.ndarray:
+    """The values, f32 [..., D], of bytes [..., D / 2] and their (scale, zero) per group."""
+    elements = unpacked(row)
+    grouped = elements.reshape(*elements.shape[:-1], elements.shape[-1] // record.group, record.group)
+    pairs = scales.reshape(*grouped.shape[:-1], 2)
+    return dequantize(grouped, pairs[..., :1], dtypes.f32, pairs[..., 1:]).reshape(elements.shape)
+
+
+def packed(elements: np.ndarray) -> np.ndarray:
+    """4-bit elements as bytes of two, along the last dimension: the even one is the low half."""
+    return elements[..., ::2] | elements[..., 1::2] << 4
+
+
+def unpacked(row: np.ndarray) -> np.ndarray:
+    """The 4-bit elements of bytes, uint8, along the last dimension."""
+    return np.stack((row & 15, row >> 4), -1).reshape(*row.shape[:-1], 2 * row.shape[-1])

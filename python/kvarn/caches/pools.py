@@ -11,9 +11,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from kvarn.dialect import layout
+from kvarn.dialect import layout, records
 from kvarn.dialect.layout import CONTINUOUS, FA3, PAGED, CacheSpec
 from kvarn.dialect.members import CacheMembers
+from kvarn.dialect.records import Record
 from kvarn.runtime.binding import is_torch
 from kvarn.runtime.buffers import BufferView
 
@@ -137,8 +138,9 @@ def moved(thing: Any, tensor: Any) -> ValueError:
 
 
 def pool_of(
-    kind: str, dims: str, blocks: Any, scales: Any = None, granularity: int = 1, *, is_mla: bool = False
-) -> Pool:
+    kind: str, dims: str, blocks: Any, scales: Any = None, granularity: int = 1, *, is_mla: bool = False,
+    record: Record | str | None = None,
+) -> Pool:  # fmt: skip
     """Check a pool and its scales, if any.
 
     Parameters
@@ -150,11 +152,18 @@ def pool_of(
         Consecutive elements that share a scale.
     is_mla : bool
         Whether these are latent keys; if dims have ``2``, the extent of that dimension decides.
+    record : Record or name, optional
+        What a token and head stores; by default the elements of ``blocks``, with ``granularity`` of them per scale.
     """
+    of = None if record is None else records.named(record)
     names, outer = _POOLS.get((kind, dims)) or _POOLS[PAGED, dims], len(dims) - 3
     data, strides = checks.pool(blocks, "blocks", names, outer)
+    if of is not None:
+        granularity = _of_record(data, scales, granularity, of)
+    dtype, count = (data.dtype, 1) if of is None else (of.elements, of.elements.per_unit)
+    strides = tuple(s * count for s in strides)
     shape, pages = data.shape, dims.index("N")
-    slots, heads, size = shape[-3:]
+    slots, heads, size = *shape[-3:-1], shape[-1] * count
     at = {"stride0": strides[pages], "num_blocks": shape[pages], "capacity": slots}
     half, layer = dims.find("2"), dims.find("L")
     if half < 0:
@@ -170,30 +179,46 @@ def pool_of(
     views, scale_dtype = {"blocks": data}, None
     checks.positive(granularity, "quantization_granularity")
     if scales is not None:
-        buffer, strides = _scales_of(data, scales, granularity, (*names[:-1], "granules"))
+        zero = of is not None and of.zero
+        buffer, strides = _scales_of(data, scales, (size, granularity, zero), (*names[:-1], "granules"))
         at["scales"], at["scales_stride0"] = buffer.data, strides[pages]
         if half >= 0:
             at["scales_kv_stride"], at["scales_layer_stride"] = strides[half], strides[layer]
         views["scales"], scale_dtype = buffer, buffer.dtype
+        if of is not None and of.scale != scale_dtype:
+            raise ValueError(f"scales of {of} must be {of.scale}, got {scale_dtype.name}")
     elif granularity != 1:
         raise ValueError(f"quantization_granularity needs scales, got {granularity} without any")
     spec = layout.spec_of(
-        kind, data.dtype, heads, size, page_size=0 if kind == CONTINUOUS else slots, is_mla=is_mla,
-        scale_dtype=scale_dtype, granularity=granularity,
+        kind, dtype, heads, size, page_size=0 if kind == CONTINUOUS else slots, is_mla=is_mla,
+        scale_dtype=scale_dtype, granularity=granularity, zero=of is not None and of.zero,
     )  # fmt: skip
     return spec, views, at
 
 
+def _of_record(data: BufferView, scales: Any, granularity: int, record: Record) -> int:
+    """The elements per scale of a record, if the buffers are those of one."""
+    if data.dtype != record.elements.unit:
+        what = "bytes of two elements each" if record.packed else "its elements"
+        raise ValueError(f"blocks of {record} must be {record.elements.unit.foreign}, {what}, got {data.dtype.name}")
+    if (scales is not None) != record.quantized:
+        needs = "needs its scales" if record.quantized else "has no scales"
+        raise ValueError(f"{record} {needs}, got {'none' if scales is None else 'some'}")
+    if granularity not in (1, record.group):
+        raise ValueError(f"quantization_granularity is that of the record, {record.group}, got {granularity}")
+    return record.group
+
+
 def _scales_of(
-    data: BufferView, scales: Any, granularity: int, names: tuple[str, ...]
+    data: BufferView, scales: Any, groups: tuple[int, int, bool], names: tuple[str, ...]
 ) -> tuple[BufferView, tuple[int, ...]]:
-    """The view of a pool's scales, and their strides."""
-    outer, size = len(names) - 3, data.shape[-1]
+    """The view of a pool's scales, and their strides; ``groups`` is (head size, elements per scale, zeros or not)."""
+    outer, (size, granularity, zero) = len(names) - 3, groups
     buffer, strides = checks.pool(scales, "scales", names, outer, row_major=False)
-    expected = (*data.shape[:-1], layout.cdiv(size, granularity))
+    expected = (*data.shape[:-1], layout.cdiv(size, granularity) * (1 + zero))
     if tuple(buffer.shape) != expected:
         raise ValueError(
-            f"scales must have shape {expected}: that of blocks with cdiv(head_size {size}, "
+            f"scales must have shape {expected}: that of blocks with {'twice ' * zero}cdiv(head_size {size}, "
             f"quantization_granularity {granularity}) granules last, got {tuple(buffer.shape)}"
         )
     checks.aligned_granules(buffer, strides, names, outer)

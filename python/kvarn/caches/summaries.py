@@ -55,7 +55,7 @@ class PageSummaries(NoShallowCopies):
         if data is None:
             blocks = getattr(collection, "blocks", None)
             like = blocks[0] if isinstance(blocks, (list, tuple)) else blocks
-            data = allocation.zeros(like, shape, bf16 if spec.dtype.bits == 8 else spec.dtype, "data", title)
+            data = allocation.zeros(like, shape, bf16 if spec.converted else spec.dtype, "data", title)
         elif tuple(data.shape) != shape:
             raise ValueError(f"{title}: data must have shape {list(shape)}, got {list(data.shape)}")
         self.kind, self.data = kind, data

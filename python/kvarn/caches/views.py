@@ -11,6 +11,7 @@ import numpy as np
 from kvarn.dialect import dtypes, layout, page_orders
 from kvarn.dialect.dtypes import DType
 from kvarn.dialect.layout import CONTINUOUS, PAGED, CacheSpec
+from kvarn.dialect.records import Record
 from kvarn.runtime.buffers import BufferView, strided_array
 from kvarn.runtime.copying import NoCopies
 
@@ -85,11 +86,17 @@ class KVCache(PoolMembers, HostModel, TmaTiles, NoCopies):
 
     @property
     def blocks(self) -> Any:
-        """This layer's pool [N, P, H, D] (P: S_max if continuous), a NumPy view on the host, else a BufferView."""
+        """This layer's pool [N, P, H, D] (P: S_max if continuous), a NumPy view on the host, else a BufferView.
+
+        Of 4-bit elements it has their bytes, [N, P, H, D / 2].
+        """
         if self.spec.kind in page_orders.added:
             shape, strides = (self._at["num_blocks"], self.spec.page_span), (self._at["stride0"], 1)
             return self._part("base", shape, strides, self.spec.dtype, self.readonly)
-        return self._part("base", self.blocks_shape, self.blocks_strides, self.spec.dtype, self.readonly)
+        shape, strides, count = self.blocks_shape, self.blocks_strides, self.spec.dtype.per_unit
+        if count > 1:  # bytes that elements share
+            shape, strides = (*shape[:3], shape[3] // count), (*(s // count for s in strides[:3]), 1)
+        return self._part("base", shape, strides, self.spec.dtype.unit, self.readonly)
 
     @property
     def scales(self) -> Any:
@@ -173,6 +180,8 @@ class PagedKVCache(KVCache):
         Consecutive elements that share a scale.
     is_mla : bool
         Whether this is a latent cache (H = 1, no values).
+    record : Record or name, optional
+        As in :class:`PagedKVCacheCollection`.
     """
 
     __slots__ = ()
@@ -189,8 +198,9 @@ class PagedKVCache(KVCache):
         quantization_granularity: int = 1,
         *,
         is_mla: bool = False,
+        record: Record | str | None = None,
     ) -> None:
-        pool = pool_of(self.kind, "NPHD", blocks, scales, quantization_granularity, is_mla=is_mla)
+        pool = pool_of(self.kind, "NPHD", blocks, scales, quantization_granularity, is_mla=is_mla, record=record)
         self._bind(*with_sequences(pool, cache_lengths, lookup_table, max_seq_length, max_cache_length))
 
 

@@ -98,21 +98,21 @@ def are_portable(attributes: Iterable[Any]) -> bool:
     return all(_registered[a].portable for a in attributes if isinstance(a, str) and a in _registered)
 
 
-_holding: list[ir.Block] = []
+_reusing: list[ir.Block] = []
 
 
 @contextmanager
-def held() -> Iterator[None]:
+def reusing_reads() -> Iterator[None]:
     """A context in which reads of an :class:`Array` at equal indices return the first read's value.
 
     It is meant for code before a loop that reads the same elements again. Reads inside branches and loops of that code
     are not reused, since they may not have run.
     """
-    _holding.append(ir.InsertionPoint.current.block)
+    _reusing.append(ir.InsertionPoint.current.block)
     try:
         yield
     finally:
-        _holding.pop()
+        _reusing.pop()
 
 
 class Array:
@@ -122,11 +122,11 @@ class Array:
     whose keys are masked afterwards.
     """
 
-    __slots__ = ("_buffer", "_held")
+    __slots__ = ("_buffer", "_reads")
 
     def __init__(self, buffer: Buffer) -> None:
         self._buffer = buffer
-        self._held: dict[tuple[Any, ...], Any] = {}  # elements read so far, by their indices
+        self._reads: dict[tuple[Any, ...], Any] = {}  # elements read so far, by their indices
 
     @property
     def dtype(self) -> Any:
@@ -149,11 +149,11 @@ class Array:
         if not all(isinstance(i, (int, v.Value)) for i in plain):  # passes analyse the indices of tiles
             return self._read(index)
         key = tuple(i.ir if isinstance(i, v.Value) else i for i in plain)
-        if key in self._held:
-            return self._held[key]
+        if key in self._reads:
+            return self._reads[key]
         found = self._read(index)
-        if _holding and ir.InsertionPoint.current.block == _holding[-1]:
-            self._held[key] = found
+        if _reusing and ir.InsertionPoint.current.block == _reusing[-1]:
+            self._reads[key] = found
         return found
 
     def _read(self, index: tuple[Any, ...]) -> Any:
@@ -184,4 +184,4 @@ class Array:
         return f"<{self.dtype.name} array of {self.ndim} dimensions>"
 
 
-__all__ = ["Array", "Registered", "are_portable", "held", "is_interval", "known", "register", "registered"]
+__all__ = ["Array", "Registered", "are_portable", "is_interval", "known", "register", "registered", "reusing_reads"]

@@ -295,7 +295,8 @@ class CacheReads(Handle):
         self._has("load_raw")
         self._needs_scales("load_quantized")
         _check_width(width)
-        return self._elements(ops.load_raw(self.ir, *indices, width=width, page=_page(page)), self.spec.dtype, width)
+        value = ops.load_raw(self.ir, *indices, width=width, page=_page(page))
+        return self._elements(value, self.spec.dtype.unit, width)
 
     def _load_scale(self, indices: list[ir.Value], width: int, page: Any) -> Any:
         if not layout.loads_no_scales(self.spec):
@@ -321,7 +322,7 @@ class Cache(CacheReads):
         return self._load(_indices(b, h, t, d), width, dtype, page)
 
     def load_quantized(self, b: Any, h: Any, t: Any, d: Any, width: int = 1, *, page: Any = None) -> Any:
-        """``width`` stored values of a quantized cache, without dequantization."""
+        """``width`` stored values of a quantized cache, without dequantization; bytes of packed elements, u8."""
         return self._load_quantized(_indices(b, h, t, d), width, page)
 
     def load_scale(self, b: Any, h: Any, t: Any, d: Any, width: int = 1, *, page: Any = None) -> Any:
@@ -329,12 +330,12 @@ class Cache(CacheReads):
         return self._load_scale(_indices(b, h, t, d), width, page)
 
     def store(self, b: Any, h: Any, t: Any, d: Any, value: Any, oob: str = "drop", *, page: Any = None) -> None:
-        """Write a scalar or vector of the storage type.
+        """Write a scalar or vector of the storage type, or bytes (u8) of packed elements.
 
         ``oob`` says how a page outside the pool is handled: "drop" writes nothing, "trap" stops the kernel, "unchecked"
         omits the check.
         """
-        value = as_value(value, self.spec.dtype, "what is stored in a cache")
+        value = as_value(value, self.spec.dtype.unit, "what is stored in a cache")
         ops.store(self.ir, *_indices(b, h, t, d), value=value.ir, oob=_oob(oob), page=_page(page))
 
     def store_scale(self, b: Any, h: Any, t: Any, d: Any, value: Any, oob: str = "drop", *, page: Any = None) -> None:

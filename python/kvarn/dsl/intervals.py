@@ -64,7 +64,7 @@ def of_dtype(dtype: DType) -> Interval:
     return 0, ((1 << dtype.bits) - 1 if dtype.kind in "ub" else 0)
 
 
-def held(least: int, largest: int, dtype: DType, counts: bool = False) -> Interval:
+def wrapped(least: int, largest: int, dtype: DType, counts: bool = False) -> Interval:
     """The interval of a wrapping operation with bounds ``least``, ``largest``; ``counts``: it cannot overflow."""
     low, high = of_dtype(dtype)
     if low <= least and largest <= high:
@@ -97,10 +97,10 @@ def _counted(op: str, a: bool, b: bool) -> bool:
 def _after(op: str, a: Interval, b: Interval, dtype: DType) -> Interval:
     if op in ("+", "-"):
         moved = b if op == "+" else (-b[1], -b[0])
-        return held(a[0] + moved[0], a[1] + moved[1], dtype, op == "+")
+        return wrapped(a[0] + moved[0], a[1] + moved[1], dtype, op == "+")
     if op == "*":
         corners = (a[0] * b[0], a[0] * b[1], a[1] * b[0], a[1] * b[1])
-        return held(min(corners), max(corners), dtype, True)
+        return wrapped(min(corners), max(corners), dtype, True)
     if op == "max":
         return max(a[0], b[0]), max(a[1], b[1])
     if op == "min":
@@ -135,7 +135,7 @@ def _quotient(a: Interval, b: Interval, dtype: DType) -> Interval:
     found = [x // d for x in a for d in divisors]
     if b[0] <= 0 <= b[1]:  # division by zero gives zero
         found.append(0)
-    return held(min(found), max(found), dtype)
+    return wrapped(min(found), max(found), dtype)
 
 
 def _bitwise(op: str, a: Interval, b: Interval, dtype: DType) -> Interval:
@@ -152,4 +152,4 @@ def _shifted(op: str, a: Interval, count: Interval, dtype: DType) -> Interval:
         return min(a[0] >> fewest, 0) if a[0] < 0 else 0, max(a[1] >> fewest, 0)
     if not 0 <= count[0] <= count[1] < dtype.bits:
         return of_dtype(dtype)
-    return held(min(a[0] << c for c in count), max(a[1] << c for c in count), dtype)
+    return wrapped(min(a[0] << c for c in count), max(a[1] << c for c in count), dtype)

@@ -36,7 +36,7 @@ from .values import (
 
 __all__ = [
     "Buffer", "BufferSpec", "Pointer", "ReadOnlyBuffer", "Shared", "atomic_add", "fence", "pointer_of", "shared",
-    "take_round",
+    "take_work_item",
 ]  # fmt: skip
 
 GLOBAL, SHARED = 1, 3
@@ -490,7 +490,7 @@ class Shared:
                     raise IndexError(f"index must be in [0, {extent}), got {i}")
                 known += i * stride
             elif isinstance(i, Value):
-                part = Value(i32_value(i), i32, bounds=intervals.held(*i.bounds, i32)) * stride
+                part = Value(i32_value(i), i32, bounds=intervals.wrapped(*i.bounds, i32)) * stride
                 offset = part if offset is None else part + offset
             else:
                 raise TypeError(f"an index of a shared array must be an integer, got {describe(i)}")
@@ -558,22 +558,25 @@ def atomic_add(target: Any, index: Any, value: Any) -> Value:
     return Value(old, target.dtype)
 
 
-def take_round(counter: Any, round: Any, count: Any) -> Value:
+def take_work_item(counter: Any, iteration: Any, count: Any, late: bool = False) -> Value:
     """The work item of this iteration of ``for item in range(kv.block_id.x, count, kv.grid_dim.x)``, below ``count``.
 
-    Every work item goes to one iteration of one block. If the compiler can use a dynamic queue (``queue-kv-rounds``),
-    blocks that finish early take more of them; otherwise the result is ``round``. The loop must have an item per block,
-    ``count >= kv.grid_dim.x``, and the computation must not depend on which block takes an item.
+    Every work item goes to one iteration of one block. If the compiler can use a dynamic queue (``queue-kv-work``),
+    blocks that finish early take more of them; otherwise the result is ``iteration``. The computation must not depend
+    on which block takes an item.
 
     Parameters
     ----------
     counter : Buffer[i8, 1]
         Four bytes of device memory, aligned to 4 and zero before the first launch; each launch leaves them zero.
         Concurrent launches need separate counters.
-    round, count : i32
+    iteration, count : i32
         The loop's variable and its end.
+    late : bool
+        Whether blocks may start when others have processed several items, as beside another kernel: a block then has no
+        item of its own, and takes the first one from the queue, too.
     """
     if not isinstance(counter, Buffer) or counter.dtype.bits != 8:
-        raise TypeError(f"the counter of rounds must be a kv.Buffer[kv.i8, 1], got {describe(counter)}")
-    number = ops.take_round(counter.ir, i32_value(round, "round"), i32_value(count, "count"))
+        raise TypeError(f"the counter of work items must be a kv.Buffer[kv.i8, 1], got {describe(counter)}")
+    number = ops.take_work_item(counter.ir, i32_value(iteration, "iteration"), i32_value(count, "count"), late)
     return Value(number, i32, nonneg=True)

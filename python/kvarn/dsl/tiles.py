@@ -21,7 +21,7 @@ from .builder import state
 from .intervals import Interval
 from .values import Numeric, Value, as_value, constant, describe, joined, literal, plain, stretched
 
-__all__ = ["Tile", "beside", "dot", "full", "masked", "tile_index", "two_terms"]
+__all__ = ["Tile", "concatenate", "dot", "full", "masked", "tile_index", "two_terms"]
 
 Shape = tuple[int, ...]
 
@@ -82,7 +82,7 @@ class Tile(Numeric):
             raise TypeError(f"reductions take a matrix and axis 0 or 1, got {describe(self)} and {axis!r}")
         bounds = self.bounds
         if kind == "add" and not self.dtype.is_float:
-            bounds = intervals.held(*(x * self.shape[axis] for x in bounds), self.dtype)
+            bounds = intervals.wrapped(*(x * self.shape[axis] for x in bounds), self.dtype)
         return Tile(ops.tile_reduce(self.ir, kind, axis), self.dtype, (self.shape[1 - axis],), bounds)
 
     def __repr__(self) -> str:
@@ -166,7 +166,7 @@ def two_terms(x: Tile, shift: Any = None) -> tuple[Tile, Tile]:
     return Tile(terms, f8e4m3, tuple(ir.RankedTensorType(terms.type).shape)), Tile(units, f32, x.shape[:1])
 
 
-def beside(left: Tile, right: Tile) -> Tile:
+def concatenate(left: Tile, right: Tile) -> Tile:
     """Concatenate the columns of two loaded tiles: the second operand of ``kv.dot`` on GPUs with wgmma.
 
     ``left`` are rows of a buffer (:meth:`Buffer.load_rows`) with a multiple of 128 bytes of columns, ``right`` as many
@@ -174,10 +174,11 @@ def beside(left: Tile, right: Tile) -> Tile:
     """
     for name, x in (("left", left), ("right", right)):
         if not isinstance(x, Tile) or len(x.shape) != 2 or 1 in x.shape:
-            raise TypeError(f"{name} of kv.beside must be a matrix tile, got {describe(x)}")
+            raise TypeError(f"{name} of kv.concatenate must be a matrix tile, got {describe(x)}")
     if left.shape[0] != right.shape[0] or left.dtype is not right.dtype:
-        raise TypeError(f"kv.beside takes tiles of the same rows and type, got {describe(left)} and {describe(right)}")
-    return Tile(ops.tile_beside(left.ir, right.ir), left.dtype, (left.shape[0], left.shape[1] + right.shape[1]))
+        both = f"{describe(left)} and {describe(right)}"
+        raise TypeError(f"kv.concatenate takes tiles of the same rows and type, got {both}")
+    return Tile(ops.tile_concatenate(left.ir, right.ir), left.dtype, (left.shape[0], left.shape[1] + right.shape[1]))
 
 
 def _extents(shape: Sequence[int]) -> None:

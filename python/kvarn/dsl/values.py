@@ -787,7 +787,7 @@ def absolute(x: Numeric) -> Any:
     if x.dtype.is_float:
         return wrap(made, x.dtype, x.lanes)
     low, high = x.bounds
-    return wrap(made, x.dtype, x.lanes, intervals.held(max(low, -high, 0), max(-low, high), x.dtype, counts=True))
+    return wrap(made, x.dtype, x.lanes, intervals.wrapped(max(low, -high, 0), max(-low, high), x.dtype, counts=True))
 
 
 def invert(x: Numeric) -> Any:
@@ -858,7 +858,7 @@ def cast(value: Any, dtype: DType) -> Any:
     if source is dtype:
         return value
     counted, wider = dtype.is_integer and not source.is_float, (dtype.bits, dtype.kind) >= (source.bits, source.kind)
-    bounds = intervals.held(*value.bounds, dtype) if counted and (wider or not state.counting) else None
+    bounds = intervals.wrapped(*value.bounds, dtype) if counted and (wider or not state.counting) else None
     return wrap(_convert(value, dtype), dtype, value.lanes, bounds)
 
 

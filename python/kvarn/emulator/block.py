@@ -41,7 +41,7 @@ _BITS = {size: np.dtype(f"u{size}") for size in (1, 2, 4, 8)}
 
 def aligned(address: np.ndarray, size: int) -> bool:
     """Whether all addresses are multiples of a size."""
-    power = not size & (size - 1)  # whose multiples are told without a division
+    power = not size & (size - 1)  # a multiple is then recognized without a division
     return not np.count_nonzero(address & address.dtype.type(size - 1) if power else address % address.dtype.type(size))
 
 

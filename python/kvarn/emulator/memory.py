@@ -197,19 +197,19 @@ def fields_of(arg: Arg, values: Sequence[Any]) -> list[Field]:
     spec: Any = arg.spec
     found, rows = [], spec.num_heads * spec.head_size
     token = getattr(spec, "token_stride", rows)
-    pools = [("", at["blocks" if "blocks" in at else "base"], "", token, spec.dtype.itemsize)]
+    pools = [("", at["blocks" if "blocks" in at else "base"], "", token, spec.dtype)]
     if spec.scale_dtype is not None and "scales" in at:
-        pools.append((".scales", at["scales"], "scales_", spec.scales_token_stride, spec.scale_dtype.itemsize))
-    for suffix, base, prefix, per_token, size in pools:
-        page = at["capacity"] * per_token * size
-        stride = at.get(f"{prefix}stride0", at["stride0"]) * size
+        pools.append((".scales", at["scales"], "scales_", spec.scales_token_stride, spec.scale_dtype))
+    for suffix, base, prefix, per_token, dtype in pools:
+        page = dtype.bytes_of(at["capacity"] * per_token)
+        stride = dtype.bytes_of(at.get(f"{prefix}stride0", at["stride0"]))
         pages = max(at["num_blocks"], 1)
         if arg.kind != "collection":
             name = arg.name + (suffix or ".blocks")
             found.append(Field(name, base, base + (pages - 1) * stride + page, stride, 0, page))
             continue
-        half = at[f"{prefix}kv_stride"] * size
-        layers = (at["num_layers"] - 1) * at[f"{prefix}layer_stride"] * size + page
+        half = dtype.bytes_of(at[f"{prefix}kv_stride"])
+        layers = dtype.bytes_of((at["num_layers"] - 1) * at[f"{prefix}layer_stride"]) + page
         for n, what in enumerate(("keys",) if spec.is_mla else ("keys", "values")):
             low = base + n * half
             found.append(

@@ -214,6 +214,11 @@ def _run_steps(
         (gx, gy, gz, bx, by, bz, _), flat = compile_step(program, step)(values, facts, places)
         numbers = [v if p.type == "tensormap" else _bits(v, p.type) for v, p in zip(flat, entry.params, strict=True)]
         _launch(program, entry, (gx, gy, gz), (bx, by, bz), numbers, arrays + scratch, order, report, parts, place)
+    for workspace, memory in zip(program.workspaces, scratch, strict=True):
+        if workspace.zeroed and memory.any():
+            raise EmulationError(
+                f"{workspace.name} of {program.name} must be zeros again for the next launch, and is not"
+            )
 
 
 def _starts_early(program: Artifact, step: Step) -> bool:

@@ -130,6 +130,12 @@ class Stream:
         self._last: Launched | None = None
         self._flying: dict[int, Launched] = {}  # that a later kernel may find running
 
+    @property
+    def left(self) -> frozenset[int]:
+        """Kernels that may still run when a kernel has waited for the last one."""
+        last = self._last
+        return _NONE if last is None else last.left if last.waited else last.running
+
     def launch(
         self, name: str, programmatic: bool, memory: Memory, arrays: Sequence[np.ndarray],
         unordered: Sequence[np.ndarray] = (), followed: bool = True,
@@ -154,7 +160,7 @@ class Stream:
         before = self._last
         if programmatic and before is not None:
             running = (before.running if before.eager else before.left) | {before.number}
-            left = before.left if before.waited else before.running
+            left = self.left
         self._count += 1
         ahead = {n: self._flying[n] for n in running | left}
         for kernel in self._flying.values():

@@ -61,7 +61,7 @@
     { id: "sass", title: "SASS", language: "sass", rows: sassRows, empty: D.noSass },
   ];
   const [python, ir] = panes;
-  let file = 0, stage = 0, diff = false, at = null;  // at: {pane, row}
+  let [file, stage] = D.opens, diff = false, at = null;  // at: {pane, row}
 
   for (const pane of panes) {
     const choose = pane === python && D.files.length > 1 || pane === ir;
@@ -262,7 +262,8 @@
   // A line without a file is of the file that is shown, or else of the first that has it.
   const follow = () => {
     const wish = new URLSearchParams(location.hash.slice(1)), line = +wish.get("line");
-    show(Math.max(0, D.stages.findIndex(s => s.name === wish.get("pass"))), wish.has("diff"));
+    const named_pass = D.stages.findIndex(s => s.name === wish.get("pass"));
+    show(named_pass >= 0 ? named_pass : D.opens[1], wish.has("diff"));
     if (!wish.has("line")) return;
     const has = n => fileRows(n).some(r => r.line === line);
     const named = D.files.findIndex(f => f.name === wish.get("file"));

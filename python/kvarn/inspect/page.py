@@ -91,7 +91,8 @@ def code_of(report: KernelReport) -> dict[str, Any]:
         ``files`` (name, the end of the path, and ``lines``: number and text, None for omitted ones), ``chains``
         (lists of file number and line, innermost first), ``texts`` (distinct lines of IR), ``stages`` (name, reason,
         and ``rows`` of text and chain; None if nothing changed), ``ptx`` and ``sass`` (rows of text, chain, and the
-        line number of the PTX), ``runs`` (executions by warps, by line number of the PTX).
+        line number of the PTX), ``runs`` (executions by warps, by line number of the PTX), ``opens`` (the numbers of
+        the file and the stage that are shown first).
     """
     chains, texts, files = _Table(), _Table(), list(report.sources)
     numbers = {file: n for n, file in enumerate(files)}
@@ -125,7 +126,7 @@ def code_of(report: KernelReport) -> dict[str, Any]:
     ]
     return {
         "files": shown, "chains": chains.items, "texts": texts.items, "stages": stages, "ptx": ptx, "sass": sass,
-        "runs": _runs(report), "noSass": report.no_sass, "noSource": report.no_source,
+        "runs": _runs(report), "opens": _opens(report, numbers), "noSass": report.no_sass, "noSource": report.no_source,
         "target": report.kernel.target,
     }  # fmt: skip
 
@@ -156,6 +157,16 @@ def _runs(report: KernelReport) -> dict[int, list[int]]:
                 line[1] += sectors[n]
                 line[2] += int(conflicts[n])
     return found
+
+
+def _opens(report: KernelReport, numbers: dict[str, int]) -> list[int]:
+    """The file of the first kernel and the first stage that has it: the input of an operation has none."""
+    for n, stage in enumerate(report.stages):
+        for line in stage.lines:
+            if line.text.lstrip().startswith("gpu.func"):
+                known = [numbers[file] for file, _ in line.chain if file in numbers]
+                return [known[-1] if known else 0, n]
+    return [0, 0]
 
 
 def _short(file: str) -> str:
@@ -379,9 +390,9 @@ def _tokens(report: KernelReport) -> Iterator[list[str]]:
     for arg in dict.fromkeys(a for entry in report.entries for a in entry.args if a.kind in ("cache", "collection")):
         spec: Any = arg.spec
         halves = 2 if arg.kind == "collection" and not spec.is_mla else 1
-        row = spec.row_size * spec.dtype.itemsize
+        row = spec.dtype.bytes_of(spec.row_size)
         if spec.scale_dtype is not None:
-            row += spec.num_heads * -(-spec.head_size // spec.granularity) * spec.scale_dtype.itemsize
+            row += spec.scales_token_stride * spec.scale_dtype.itemsize
         name = f"{arg.name} ({spec.kind}, {spec.dtype}, {spec.num_heads} x {spec.head_size})"
         paged = f"{spec.page_size} tokens, {halves * row * spec.page_size:,} bytes" if spec.page_size else ""
         yield [name, f"{halves * row:,}", f"{halves * -(-row // work.SECTOR):,}", paged]

@@ -22,6 +22,8 @@ def gather(
 ) -> Any:
     """Copy tokens out of one cache, bit for bit (for a quantized cache, its stored values).
 
+    Of a cache of 4-bit elements the last dimension of ``out`` has their bytes, uint8 [D / 2].
+
     Parameters
     ----------
     cache : KV cache
@@ -42,7 +44,7 @@ def gather(
     if spec is None or not hasattr(spec, "num_heads"):
         raise TypeError(f"kv.ops.gather: cache must be a KV cache, got {type(cache).__name__}")
     if out is None:
-        shape = (*checks.shape_of(token_ids, "kv.ops.gather: token_ids", 2), spec.num_heads, spec.head_size)
+        shape = (*checks.shape_of(token_ids, "kv.ops.gather: token_ids", 2), spec.num_heads, spec.stored_size)
         out = checks.empty(cache.buffers[0], shape, None, "out", "kv.ops.gather")
     _GATHER((cache, token_ids, row_offsets, _by_heads(out, spec)), (), schedule, stream)
     return out
@@ -51,9 +53,9 @@ def gather(
 def _by_heads(out: Any, spec: Any) -> Any:
     """Rows of H * D elements as [..., H, D], a view of the same memory: the last dimension is contiguous."""
     shape = getattr(out, "shape", ())
-    if len(shape) != 3 or shape[2] != spec.row_size:
+    if len(shape) != 3 or shape[2] != spec.num_heads * spec.stored_size:
         return out
-    split = (*shape[:2], spec.num_heads, spec.head_size)
+    split = (*shape[:2], spec.num_heads, spec.stored_size)
     return out.view(split) if type(out).__module__.partition(".")[0] == "torch" else out.reshape(split)
 
 

@@ -18,7 +18,7 @@ def _check_scores(seen: SimpleNamespace) -> None:
     if spec.num_heads != 1:
         raise ValueError(f"{seen.title}: collection must have one KV head, got {spec.num_heads}")
     checks.read_as_floats(seen)
-    allowed = (*checks.FLOATS, "f8e4m3") if spec.dtype.bits == 8 else (spec.dtype.name,)
+    allowed = (*checks.FLOATS, "f8e4m3") if spec.converted else (spec.dtype.name,)
     checks.array(seen, "query", ("T", "Hi", spec.head_size), allowed)
     tokens, heads, _ = seen.query.shape
     if heads < 1:

@@ -464,10 +464,7 @@ def _with_bounds(collection: Any, heads: int, schedule: Schedule) -> Schedule:
     elif collection.max_seq_length > FEW and not (schedule and "max_queries" in schedule):
         spec = collection.cache_spec
         rows = row_class(collection.max_seq_length * (heads // spec.num_heads), spec.head_size)
-        divides = spec.dtype.bits == 8 or (schedule and "decode_threshold" in schedule)
-        known = _expected(rows, collection.batch_size if divides else None)
-        if not known:
-            return schedule
+        known = _expected(rows, collection.batch_size)
     else:
         known = _bounds(min(collection.max_seq_length, FEW), collection.batch_size)
     return known if schedule is None else {**known, **schedule}
@@ -486,13 +483,13 @@ def _fixed_bounds(queries: int, batch: int) -> FixedSchedule:
 
 
 @functools.cache
-def _expected(rows: int | None, batch: int | None) -> FixedSchedule:
+def _expected(rows: int | None, batch: int) -> FixedSchedule:
     """The bounds of a batch that may have many new tokens, of up to ``rows`` query rows of a sequence and KV head.
 
-    ``batch``: the sequences, where a kernel of its own has those of few new tokens.
+    ``batch``: the sequences, of which a kernel of its own may have those of few new tokens.
     """
     of_rows = {} if rows is None else {"expected_rows": rows}
-    return FixedSchedule(**of_rows, **({} if batch is None else {"max_batch": _batch_class(batch)}))
+    return FixedSchedule(**of_rows, max_batch=_batch_class(batch))
 
 
 def _batch_class(batch: int) -> int:

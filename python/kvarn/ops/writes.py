@@ -25,6 +25,10 @@ def _check_append(seen: SimpleNamespace) -> None:
     for name in ("key_scale", "value_scale"):
         if getattr(seen, name) is not None and not spec.quantized:
             raise ValueError(f"{title}: {name} needs a collection with scales, got one without")
+        if getattr(seen, name) is not None and spec.zero:
+            raise ValueError(
+                f"{title}: {name} must be None: append computes scales and zeros of {spec.dtype.name} itself"
+            )
     if seen.tensor_scales is not None and not spec.unscaled:
         raise ValueError(f"{title}: tensor_scales needs an 8-bit collection without scales, got {spec}")
     checks.declared(seen, apart=True)

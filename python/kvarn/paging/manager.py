@@ -21,6 +21,7 @@ from kvarn.caches.checks import count, positive
 from kvarn.caches.pools import pool_of
 from kvarn.dialect import layout
 from kvarn.dialect.layout import PAGED, cdiv
+from kvarn.dialect.records import NAMED, Record
 from kvarn.env import OWNERSHIP, env
 from kvarn.paging.drafts import CommitsDrafts
 from kvarn.paging.page_pool import (
@@ -69,10 +70,10 @@ class PagedKVCacheManager(CommitsDrafts, NoShallowCopies):
         N: usable pages; one more is allocated.
     page_size : int
         Tokens per page, P.
-    dtype : DType or an argument of ``dtypes.of``
-        Storage type.
+    dtype : DType, an argument of ``dtypes.of``, or Record or its name, such as ``"int4"``
+        What a token and head stores.
     scales : array-like [N + 1, 2, L, P, H, G], optional
-        With ``blocks``: its quantization scales.
+        With ``blocks``: its quantization scales. With blocks of 4-bit elements, ``dtype`` is their record.
     scale_dtype : DType, optional
         Without ``blocks``: quantize, with scales of this type.
     quantization_granularity : int
@@ -130,7 +131,8 @@ class PagedKVCacheManager(CommitsDrafts, NoShallowCopies):
             scales = scales if own is None else own
         elif params is not None or num_layers is not None or num_pages is not None or scale_dtype is not None:
             raise ValueError("params, num_layers, num_pages and scale_dtype are given by blocks")
-        spec, views, at = pool_of(PAGED, "N2LPHD", blocks, scales, quantization_granularity)
+        record = dtype if isinstance(dtype, Record) or dtype in NAMED else None
+        spec, views, at = pool_of(PAGED, "N2LPHD", blocks, scales, quantization_granularity, record=record)
         if spec.quantized and spec.head_size % spec.granularity:
             raise ValueError(
                 f"quantization_granularity must divide the head size {spec.head_size}, got {spec.granularity}"
@@ -358,7 +360,7 @@ class PagedKVCacheManager(CommitsDrafts, NoShallowCopies):
         if self._upload is not None:
             collection = PagedKVCacheCollection(
                 self.blocks, self._upload(cache_lengths), self._upload(table), longest_new, longest, self.scales,
-                self.cache_spec.granularity,
+                self.cache_spec.granularity, record=self.cache_spec.record if self.cache_spec.packed else None,
             )  # fmt: skip
             uploaded = self._upload(offsets)
         if self._watcher is not None:

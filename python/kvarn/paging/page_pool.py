@@ -19,8 +19,8 @@ import numpy as np
 
 from kvarn.caches import KVCacheStaticParams
 from kvarn.caches.checks import count, positive
-from kvarn.dialect import dtypes
-from kvarn.dialect.layout import cdiv
+from kvarn.dialect import records
+from kvarn.dialect.records import Record
 
 
 def new_pool(
@@ -35,10 +35,11 @@ def new_pool(
     num_pages, num_layers = positive(num_pages, "num_pages"), positive(num_layers, "num_layers")
     page_size, granularity = positive(page_size, "page_size"), positive(granularity, "quantization_granularity")
     outer = (num_pages + 1, 1 if params.is_mla else 2, num_layers, page_size, params.num_heads)
-    blocks = np.zeros((*outer, params.head_size), dtypes.of(dtype).numpy)
-    if scale_dtype is None:
-        return blocks, None
-    return blocks, np.zeros((*outer, cdiv(params.head_size, granularity)), dtypes.of(scale_dtype).numpy)
+    record = records.named(dtype) if scale_dtype is None else Record(dtype, scale_dtype, granularity)
+    stored, columns = record.row_shape(params.head_size)
+    blocks = np.zeros((*outer, columns), stored.numpy)
+    of_scales = record.scales_shape(params.head_size)
+    return blocks, None if of_scales is None else np.zeros((*outer, of_scales[1]), of_scales[0].numpy)
 
 
 class InsufficientBlocksError(RuntimeError):

@@ -67,7 +67,7 @@ class RuntimeInputs:
         spec = self.cache_spec
         if spec is None:
             return None
-        size = (1 if spec.is_mla else 2) * spec.num_heads * spec.head_size * spec.dtype.itemsize
+        size = (1 if spec.is_mla else 2) * spec.dtype.bytes_of(spec.row_size)
         found = SharedPrefixes.find(
             self.lookup_table, self.cache_lengths, spec.page_size, token_bytes=size, least=least, upload=self.upload
         )

@@ -188,7 +188,9 @@ class _Part:
             raise ValueError(f"{title}'s table must have room for {max(local)} tokens of a sequence, got {self._size}")
 
     def must_match(self, other: _Part) -> None:
-        a, b = ((s.dtype, s.scale_dtype, s.granularity, s.head_size, s.is_mla) for s in (self._spec, other._spec))
+        a, b = (
+            (s.dtype, s.scale_dtype, s.granularity, s.zero, s.head_size, s.is_mla) for s in (self._spec, other._spec)
+        )
         if a != b or self.total_heads != other.total_heads:
             raise ValueError(
                 f"kv.parallel.migrate: source and destination must have the same elements, scales and heads, got {a} "

@@ -170,7 +170,8 @@ def _describe(spec: CacheSpec) -> str:
     text += f" page_size={spec.page_size}" if spec.paged else ""
     text += f" strides={spec.strides}" if spec.strides is not None else ""
     text += " mla" if spec.is_mla else ""
-    return text + (f" scales={spec.scale_dtype.name}/{spec.granularity}" if spec.scale_dtype else "")
+    text += f" scales={spec.scale_dtype.name}/{spec.granularity}" if spec.scale_dtype else ""
+    return text + (" with zeros" if spec.zero else "")
 
 
 def _check_spec(arg: Arg, where: str, obj: Any) -> None:
@@ -190,7 +191,7 @@ def _check_spec(arg: Arg, where: str, obj: Any) -> None:
 
 def _cache_binder(arg: Arg, where: str) -> Binder:
     assert arg.spec is not None
-    alignment = max(arg.alignment, arg.spec.dtype.itemsize)
+    alignment = max(arg.alignment, arg.spec.dtype.unit.itemsize)
     mask, written, count = alignment - 1, arg.written, len(arg.fields)
     names = [f.name for f in arg.fields]
     # For the lookup table: indices of its address, row stride and rows, and the bits that must be zero in the first

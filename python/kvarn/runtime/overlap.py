@@ -7,6 +7,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from kvarn.artifact import Arg
+from kvarn.dialect.dtypes import DType
 from kvarn.dialect.layout import HANDLE_FIELDS, CacheSpec, joined
 
 from .buffers import BufferView
@@ -37,12 +38,12 @@ def of_buffer(view: BufferView) -> Extent:
 
 def of_cache(spec: CacheSpec, at: Mapping[str, int]) -> tuple[int, Extent]:
     """The address and memory of a cache's elements, or of one layer of a collection's keys, from its fields."""
-    item = spec.dtype.itemsize
+    bytes_of = spec.dtype.bytes_of
     dims = ((at["capacity"], (spec.token_stride,)), (spec.num_heads, (spec.head_stride,)))
     run, rest = joined(spec.head_size, dims)
     return at.get("base", 0), Extent(
-        (at["num_blocks"], *(n for n, _ in rest), run * item),
-        (at["stride0"] * item, *(s * item for _, (s,) in rest), 1),
+        (at["num_blocks"], *(n for n, _ in rest), bytes_of(run)),
+        (bytes_of(at["stride0"]), *(bytes_of(s) for _, (s,) in rest), 1),
     )
 
 
@@ -106,13 +107,13 @@ def regions(kind: str, spec: CacheSpec, fields: Sequence[int]) -> list[Region]:
         of_layers = ((1 if spec.is_mla else 2, "kv_stride"), (at["num_layers"], "layer_stride"))
     base = "blocks" if kind == "collection" else "base"
     _, pages = of_cache(spec, at)
-    found = [(base, at[base], _with_layers(pages, of_layers, at, "", spec.dtype.itemsize))]
+    found = [(base, at[base], _with_layers(pages, of_layers, at, "", spec.dtype))]
     if at.get("scales"):
         assert spec.scale_dtype is not None
         item = spec.scale_dtype.itemsize
         run = at["capacity"] * spec.scales_token_stride * item
         page = Extent((at["num_blocks"], run), (at["scales_stride0"] * item, 1))
-        found.append(("scales", at["scales"], _with_layers(page, of_layers, at, "scales_", item)))
+        found.append(("scales", at["scales"], _with_layers(page, of_layers, at, "scales_", spec.scale_dtype)))
     batch = at["batch"]
     for name, count in (("lengths", batch), ("offsets", batch + 1)):
         if at.get(name):
@@ -124,10 +125,10 @@ def regions(kind: str, spec: CacheSpec, fields: Sequence[int]) -> list[Region]:
 
 
 def _with_layers(
-    pages: Extent, of_layers: Sequence[tuple[int, str]], at: Mapping[str, int], prefix: str, item: int
+    pages: Extent, of_layers: Sequence[tuple[int, str]], at: Mapping[str, int], prefix: str, dtype: DType
 ) -> Extent:
     """A pool of all layers from the pages of one layer; layers with interleaved memory count once."""
-    known = [(n, at[prefix + stride] * item) for n, stride in of_layers if at[prefix + stride]]
+    known = [(n, dtype.bytes_of(at[prefix + stride])) for n, stride in of_layers if at[prefix + stride]]
     return Extent((*(n for n, _ in known), *pages.shape), (*(s for _, s in known), *pages.strides))
 
 

@@ -45,8 +45,8 @@ def table() -> Any:
 
 def _kind_of(cls: type) -> int:
     """The way in which the native part reads operands of a class."""
-    signer = signatures.key_of.get(cls) or signatures.find_key(cls)
-    if signer is signatures.sign_handle:
+    key_function = signatures.key_of.get(cls) or signatures.find_key(cls)
+    if key_function is signatures.sign_handle:
         return _HANDLE
     # Exactly torch's Tensor (and its parameter class): other subclasses may wrap another tensor.
     return _TENSOR if (cls.__module__, cls.__qualname__) in _TENSORS and is_torch(cls) else _OTHER

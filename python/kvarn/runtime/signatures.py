@@ -142,14 +142,14 @@ def signed(args: Sequence[Any], prefix: Any) -> Signed:
 
 def _make_plan(classes: tuple[type, ...]) -> Callable[[Sequence[Any], Any], Signed]:
     found = [key_of.get(cls) or find_key(cls) for cls in classes]
-    texts = [[part.format(n=n) for part in _TEXTS.get(signer, _ANY)] for n, signer in enumerate(found)]
+    texts = [[part.format(n=n) for part in _TEXTS.get(key_function, _ANY)] for n, key_function in enumerate(found)]
     names = "".join(f"o{n}, " for n in range(len(classes)))
     lines = [f"{names}= args" if names else "", *(text[0] for text in texts)]
     key, values = "".join(text[1] for text in texts), "".join(text[2] for text in texts)
     body = "".join(f"    {line}\n" for line in lines if line)
     source = f"def plan(args, prefix):\n{body}    return ({next(_numbers)}, prefix, {key}), [{values}]\n"
     scope: dict[str, Any] = {"specs": specs.get, "remember": _remember_spec}
-    scope |= {f"sign{n}": signer for n, signer in enumerate(found)}
+    scope |= {f"sign{n}": key_function for n, key_function in enumerate(found)}
     exec(source, scope)
     if len(_plans) >= _REMEMBER:
         _plans.clear()

@@ -75,14 +75,15 @@ def page_runs(
         ])  # fmt: skip
         first, second = (
             at[base]
-            + dtype.itemsize
-            * _offsets(
-                pages[inside] * of_both("stride0")[i] + (layer or 0) * of_both("layer_stride")[i],
-                [(n, strides[i]) for n, strides in reversed(rest)],
+            + dtype.bytes_of(
+                _offsets(
+                    pages[inside] * of_both("stride0")[i] + (layer or 0) * of_both("layer_stride")[i],
+                    [(n, strides[i]) for n, strides in reversed(rest)],
+                )
             )
             for i, (at, pages) in enumerate(zip(fields, (source_pages, destination_pages), strict=True))
         )
-        found.append(merged(first, second, run * dtype.itemsize))
+        found.append(merged(first, second, dtype.bytes_of(run)))
     return Runs(*(np.concatenate(parts) for parts in zip(*found, strict=True)))
 
 

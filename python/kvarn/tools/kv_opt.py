@@ -156,7 +156,7 @@ def _write_remarks(found: Sequence[Any], output: str | None) -> None:
 
 def _checks_of(options: argparse.Namespace, steps: Sequence[Step], lowering: Any) -> Any:
     """The semantics checks of a source."""
-    from kvarn.lowering import target as targets
+    from kvarn.lowering import registry, target as targets
 
     from .input_options import inputs_of, launch_of, stage_of
     from .opt_semantics import Checks
@@ -173,7 +173,8 @@ def _checks_of(options: argparse.Namespace, steps: Sequence[Step], lowering: Any
     except ValueError as error:
         raise UsageError(str(error)) from None
     names = {name for step in steps if step.ends_group for name in (step.group, step.name)}
-    for name in options.check_semantics_of:
+    changing = tuple(registry.current(name) for name in options.check_semantics_of)
+    for name in changing:
         if name not in names:
             raise UsageError(f"--check-semantics-of must name a pass that runs, got {name!r}")
 
@@ -186,7 +187,7 @@ def _checks_of(options: argparse.Namespace, steps: Sequence[Step], lowering: Any
     def begin(module: Any) -> str | None:
         return stage if said else stage_of(module) or stage
 
-    return Checks(checker, stages, begin, tuple(options.check_semantics_of))
+    return Checks(checker, stages, begin, changing)
 
 
 def _settings(options: argparse.Namespace) -> Any:
@@ -199,7 +200,7 @@ def _settings(options: argparse.Namespace) -> Any:
 
 def _steps(options: argparse.Namespace, flags: list[tuple[str, str]], inserted: Mapping[str, Any]) -> list[Step]:
     """The pipeline: the passes in the command line, then the target's pipeline if requested."""
-    from kvarn.lowering import pipeline_parser
+    from kvarn.lowering import pipeline_parser, registry
 
     steps: list[Step] = []
     if options.pass_pipeline is not None:
@@ -217,7 +218,7 @@ def _steps(options: argparse.Namespace, flags: list[tuple[str, str]], inserted: 
         if options.start_after:
             flag = "--start-after omits passes of"
         raise UsageError(f"{flag} --kv-pipeline, which is not run here")
-    return steps if options.stop_after is None else _up_to(steps, options.stop_after)
+    return steps if options.stop_after is None else _up_to(steps, registry.current(options.stop_after))
 
 
 def _default_pipeline(options: argparse.Namespace, inserted: Mapping[str, Any]) -> list[Step]:

@@ -25,7 +25,7 @@ from kvarn.dialect import dtypes, layout, page_orders, tma_layout
 from kvarn.errors import meant
 
 _CACHES = {"paged": layout.PAGED, "continuous": layout.CONTINUOUS, "fa3": layout.FA3}
-_KEYWORDS = ("num_heads", "head_size", "page_size", "is_mla", "scale_dtype", "granularity", "strides")
+_KEYWORDS = ("num_heads", "head_size", "page_size", "is_mla", "scale_dtype", "granularity", "strides", "zero")
 _OPERANDS = {"scales": layout.SCALES, "dense": layout.DENSE, "ragged": layout.RAGGED}
 _WRAPPERS = {"collection": layout.CollectionSpec, "operand": layout.OperandSpec}
 _DESCRIPTORS = {
@@ -148,7 +148,7 @@ def _value(node: ast.expr) -> Any:
         return tuple(_value(element) for element in node.elts)
     if isinstance(node, ast.Name):
         words: dict[str, Any] = {"true": True, "false": False, "none": None}
-        return words[node.id] if node.id in words else dtypes.by_name(node.id)
+        return words[node.id] if node.id in words else dtypes.element_by_name(node.id)
     if isinstance(node, ast.Constant) and isinstance(node.value, (int, bool)):
         return node.value
     raise ValueError(f"a value must be a dtype, a whole number, true or false, got {ast.unparse(node)}")

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from kvarn.env import OWNERSHIP
-from kvarn.lowering import pipeline
+from kvarn.lowering import pipeline, registry
 from kvarn.lowering.pipeline_parser import Step
 
 TRACE = 64  # marks per warp: the tracing pipeline has two more passes
@@ -26,7 +26,8 @@ class Stages:
         self._needed = {s.name for s in always if not s.optional}
 
     def check(self, stage: str) -> str:
-        """The stage; ValueError if the pipeline does not have it."""
+        """The stage, by its name now; ValueError if the pipeline does not have it."""
+        stage = registry.current(stage)
         if stage not in self._names:
             raise ValueError(f"a stage of {self._target} is one of {', '.join(self._names)}, got {stage!r}")
         return stage

@@ -4,4 +4,4 @@
 SYMBOL = "kvarn.dispatch:OperationProgram.run"
 OLD = "elif packed.values != values:"
 NEW = "elif packed.values is None:"
-CAUGHT_BY = ("tests/runtime/test_launch.py::test_the_cases_pass_on_the_fake_driver[moved.py-False]",)
+CAUGHT_BY = ("tests/runtime/test_launch.py::test_the_cases_pass_on_the_fake_driver[False]",)

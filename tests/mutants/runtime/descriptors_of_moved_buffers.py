@@ -4,4 +4,4 @@
 SYMBOL = "kvarn.dispatch:Operation._specialise"
 OLD = "if i not in buffers_ or i in described"
 NEW = "if i not in buffers_"
-CAUGHT_BY = ("tests/runtime/test_launch.py::test_the_cases_pass_on_the_fake_driver[moved.py-False]",)
+CAUGHT_BY = ("tests/runtime/test_launch.py::test_the_cases_pass_on_the_fake_driver[False]",)

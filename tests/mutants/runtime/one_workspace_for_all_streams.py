@@ -4,4 +4,4 @@
 SYMBOL = "kvarn.runtime.program:_OnDevice.scratch"
 OLD = "self._scratch.get(stream)"
 NEW = "next(iter(self._scratch.values()), None)"
-CAUGHT_BY = ("tests/runtime/test_launch.py::test_the_cases_pass_on_the_fake_driver[steps.py-False]",)
+CAUGHT_BY = ("tests/runtime/test_launch.py::test_the_cases_pass_on_the_fake_driver[False]",)

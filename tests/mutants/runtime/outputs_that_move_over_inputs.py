@@ -4,4 +4,4 @@
 SYMBOL = "kvarn.dispatch:_Packed.move"
 OLD = "overlap.meet(self.meetings, values)"
 NEW = "False"
-CAUGHT_BY = ("tests/runtime/test_launch.py::test_the_cases_pass_on_the_fake_driver[moved.py-False]",)
+CAUGHT_BY = ("tests/runtime/test_launch.py::test_the_cases_pass_on_the_fake_driver[False]",)

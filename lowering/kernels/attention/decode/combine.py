@@ -108,7 +108,7 @@ def combine_kernel(c: DecodeConfig) -> Any:
             top, weights, factor, of_prior = finished(top, weights, sink, before)
             for i in kv.static(range(len(o))):
                 half = first + i
-                d = t * 16 + ((lane >> 2) * 2 + half if c.narrow else (lane >> 2) + 8 * half)
+                d = c.element_of(t, lane, half)
                 if c.joined > 1:
                     d = d - row % G // c.case.group * c.spec.head_size
                 if (c.size % 16 == 0) & (c.joined == 1):

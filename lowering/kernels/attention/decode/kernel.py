@@ -23,13 +23,15 @@ unevenly loaded. This kernel keeps only enough copies in flight to reach the mem
    each, which a second kernel combines, with a block per 16 elements of the head; it is launched early (PDL) and waits
    on the device for the first kernel.
 
-8-bit elements are converted to f16 in pairs (:mod:`decode.products`). K's scales multiply the scores; V's multiply the
-weights, divided by the largest power of two so far, which keeps them in f16's range. Where 16 elements have several
-scales, the scales multiply the elements, K's divided by such a power of two of the tile.
+8-bit and 4-bit elements are converted to f16 in pairs (:mod:`decode.products`). K's scales multiply the scores; V's
+multiply the weights, divided by the largest power of two so far, which keeps them in f16's range. Where 16 elements
+have several scales, the scales multiply the elements, K's divided by such a power of two of the tile. Zeros never meet
+elements: K's multiply sums of the query, and V's are summed with the weights beside the output.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -42,6 +44,7 @@ from kvarn.lowering.kernels.base import Expansion
 from kvarn.lowering.kernels.common import row_alignment
 from kvarn.lowering.schedules.decode import COLUMNS, NEVER, DecodeConfig, configured, entries_of_few
 
+from ...elements import FACTORS_OF_WORD, SCALED_BY
 from ..arguments import AttentionArguments
 from ..case import Case, last_not_above
 from ..queries import batch_of
@@ -59,7 +62,7 @@ def decode_kernel(c: DecodeConfig) -> Any:
     G, NT, TT, NS = c.head_rows, c.column_tiles, c.tile, c.stages
     NW, MT, KS = c.warps, c.tile // 16, c.row_steps
     HG = c.row_groups // NW  # blocks per work unit, each with other heads
-    threads, GC = 32 * NW, c.scales
+    threads, GC, ZS = 32 * NW, c.scales, c.zero_sums
     work = split_kv(c)
     stream, results_of = streaming(c), results(c, work)
     multiply = products(c, stream)
@@ -98,6 +101,12 @@ def decode_kernel(c: DecodeConfig) -> Any:
             o[i] = o[i] * by
 
     @kv.func
+    def rescale_halves(o):
+        """The finished output of 4-bit elements, whose odd elements have another factor than the even ones."""
+        for i in kv.static(range(4 * NT * KS)):
+            o[i] = o[i] * (SCALED_BY / FACTORS_OF_WORD[i % 4 // 2])
+
+    @kv.func
     def unit_above(top):
         """The smallest power of two that is at least a scale."""
         above = (kv.bitcast(top, kv.i32) + 0x7FFFFF) & 0x7F800000
@@ -128,15 +137,18 @@ def decode_kernel(c: DecodeConfig) -> Any:
         return stages.ptr((kv.warp_id() - slice) * c.warp_bytes), place + (number * MT + mt) * (NT * 512), slice
 
     @kv.func
-    def attend(a, own, here, query, m, l, o, unit, of, functions):
+    def attend(a, own, here, query, m, l, o, scaling, of, functions):
         """Process one tile: scores, online softmax, weighted values.
 
         ``here`` is (the tile's number, its tokens, all stages, the stage's number and address), ``query`` the query and
         its address, ``of`` the sequence: b, keys, first visible key, position of its first query, rows' (head,
-        position); ``functions`` is (slopes, arrays). Changes m, l, o and unit.
+        position); ``functions`` is (slopes, arrays). ``scaling`` is (unit, sums of weights times V's zeros).
+        Changes m, l, o and scaling.
         """
         (tile, tokens, stages, number, stage), (q, q_place), (b, keys, _, start, places) = here, query, of
-        scale, (slopes, arrays) = a.scale * score_unit(c.case), functions
+        scale, (slopes, arrays), (unit, zeros) = a.scale * score_unit(c.case), functions, scaling
+        if ZS:
+            scale = scale * SCALED_BY
         lane, head, row0 = own.lane, own.head, own.row0
         scores = []
         of_keys = unit_of_keys(stage, lane) if c.scaled_elements else None
@@ -200,11 +212,25 @@ def decode_kernel(c: DecodeConfig) -> Any:
                 for t in kv.static(range(KS)):
                     for i in kv.static(range(4)):
                         o[(nt * KS + t) * 4 + i] = o[(nt * KS + t) * 4 + i] * alphas[2 * nt + i % 2]
-        if GC:
+                for i in kv.static(range(4 if ZS else 0)):
+                    zeros[4 * nt + i] = zeros[4 * nt + i] * alphas[2 * nt + i % 2]
+        if GC and not ZS:
             follow_scales(stage, o, unit, lane)
         for mt in kv.static(range(MT)):
             p = [[scores[(mt * NT + nt) * 4 + i] for i in range(4)] for nt in range(NT)]
-            multiply.add_values(p, stage, mt, o, unit, lane)
+            multiply.add_values(p, stage, mt, o, scaling, lane)
+
+    @kv.func
+    def add_sums_of_zeros(o, zeros, lane):
+        """Add the sums of weights times V's zeros, whose rows are granules, to the output."""
+        for nt in kv.static(range(NT)):
+            for g in kv.static(range(ZS)):
+                for u in kv.static(range(2)):
+                    total = kv.shuffle_idx(zeros[4 * nt + g // 8 * 2 + u], g % 8 * 4 + (lane & 3))
+                    for t in kv.static(t for t in range(KS) if multiply.granule_of(t) == g):
+                        for half in kv.static(range(2)):
+                            at = (nt * KS + t) * 4 + 2 * half + u
+                            o[at] = o[at] + total
 
     @kv.func
     def segment(collection, queries, tile_indptr, b, batch_tile, end, row0):
@@ -267,9 +293,7 @@ def decode_kernel(c: DecodeConfig) -> Any:
         batch = queries.sequences
         stages = kv.shared(NW * c.warp_bytes + c.padding, kv.u8, alignment=128)
         # From here on, the writes of earlier kernels (lengths, new tokens, the query) are visible.
-        if c.programmatic and a.few is not None:
-            kv.griddepcontrol_launch_dependents()
-        elif c.programmatic and not c.early:
+        if c.programmatic and not c.early:
             start_next()
         chosen = lists_of(c, a, queries)
         tile_indptr, total = work.count_tiles(collection, queries, chosen, batch, NW)
@@ -285,6 +309,9 @@ def decode_kernel(c: DecodeConfig) -> Any:
         caches = SimpleNamespace(
             keys=k_cache, values=v_cache, to_values=v_address - k_address, policy=policy, column0=column0, head=head
         )
+        if c.spec.zero:
+            starts = [x.scales_block_paged_ptr(0, 0, 0, page=first_page).address() for x in (k_cache, v_cache)]
+            caches.to_value_scales = starts[1] - starts[0]
         own = Own(part, head, row0, column0, lane)
         r = kv.block_id.x // HG
         units = work.work_units(kv.grid_dim.x // HG, total, tile_indptr, batch)
@@ -331,6 +358,7 @@ def decode_kernel(c: DecodeConfig) -> Any:
                     q = multiply.query(a.query, queries, b, head, row0, n, lane, q_place, column0)
                 m, l, o = [kv.f32(NEVER)] * (2 * NT), [kv.f32(0.0)] * (2 * NT), [kv.f32(0.0)] * (4 * NT * KS)
                 unit = [kv.f32(2.0**-100), kv.f32(2.0**100)]
+                zeros = [kv.f32(0.0)] * (4 * NT if ZS else 0)
                 places = query_positions(*functions, b, head, row0, start, lane, keys)
                 split_end = kv.math.min(batch_tile + held.each, until) if c.split else until
                 split_last = kv.math.min(tile + (split_end - batch_tile), last)
@@ -346,7 +374,7 @@ def decode_kernel(c: DecodeConfig) -> Any:
                     tokens = copied[0] if c.case.by_lists else None
                     with kv.trace("products and softmax"):
                         attend(
-                            a, own, (i, tokens, stages, stage, here), (q, q_place), m, l, o, unit,
+                            a, own, (i, tokens, stages, stage, here), (q, q_place), m, l, o, (unit, zeros),
                             (b, keys, first, start, places), functions,
                         )  # fmt: skip
                     stage = kv.where(stage == NS - 1, 0, stage + 1)
@@ -361,7 +389,10 @@ def decode_kernel(c: DecodeConfig) -> Any:
                         )
                 if not c.split:  # weights of fixed splits are summed over lanes only after all splits
                     add_lanes(l)
-                if GC:
+                if ZS:
+                    rescale_halves(o)
+                    add_sums_of_zeros(o, zeros, lane)
+                elif GC:
                     rescale(o, unit[0])
                 # A warp without rows of the sequence stores nothing, and no warp waits for it.
                 if row0 < rows * G:
@@ -388,18 +419,15 @@ def decode_kernel(c: DecodeConfig) -> Any:
         else:
             if c.programmatic and c.early:
                 start_next()
-        if c.programmatic and a.few is not None:
-            # The kernel over tiles ahead has the other sequences, and started when all earlier kernels had ended, so
-            # this kernel need not wait before. A kernel that waits for this one waits for both.
-            kv.griddepcontrol_wait()
 
     return attention_decode
 
 
-def launch(case: Case, at: Expansion, op: Any, few: Ix | None = None) -> None:
-    """Launch the kernel and, by the schedule, the combine kernel.
+def launch(case: Case, at: Expansion, op: Any, few: Ix | None = None) -> Callable[[], None]:
+    """Launch the kernel, and return what launches the combine kernel, if the schedule has one.
 
-    With ``few``, only over sequences of at most ``few`` new tokens (0: none); another kernel has the others.
+    With ``few``, only over sequences of at most ``few`` new tokens (0: none), on a share of the multiprocessors:
+    another kernel, which may be launched in between, has the other sequences.
     """
     element, divides = case.out.itemsize, few is not None
 
@@ -420,7 +448,10 @@ def launch(case: Case, at: Expansion, op: Any, few: Ix | None = None) -> None:
         config = replace(config, early=0)
     head_blocks = config.row_groups // config.warps
     one = at.constant(1)
-    max_units = at.device("multiprocessors") * config.blocks // head_blocks
+    slots = at.device("multiprocessors") * config.blocks
+    if divides:
+        slots = slots * at.schedule["decode_share"] // 16
+    max_units = slots // head_blocks
     max_units = max_units + (one - max_units.least(one))  # where the heads alone are more blocks than scheduled
     batch = batch_of(op, at)
     blocks = divided(max_units * head_blocks)
@@ -432,9 +463,12 @@ def launch(case: Case, at: Expansion, op: Any, few: Ix | None = None) -> None:
     a = replace(AttentionArguments.of(op), partials=partials, counters=counters, few=few)
     threads, early = (config.warps * 32, 1, 1), config.programmatic
     at.launch(decode_kernel(config), [a], (blocks, 1, 1), threads, key=(config, divides), programmatic=early)
-    if config.combine:
+
+    def combine() -> None:
         outputs = config.row_groups * config.column_tiles * config.row_steps * config.row_blocks
-        blocks = divided(batch * outputs)
+        grid = divided(batch * outputs), 1, 1
         left = replace(a, max_units=max_units).without("layer", "query", "scale", "counters", "slopes", *ARRAYS)
         threads = (32 * config.combine, 1, 1)
-        at.launch(combine_kernel(config), [left], (blocks, 1, 1), threads, key=(config, divides), programmatic=early)
+        at.launch(combine_kernel(config), [left], grid, threads, key=(config, divides), programmatic=early)
+
+    return combine if config.combine else lambda: None

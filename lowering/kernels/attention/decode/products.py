@@ -7,11 +7,11 @@ the columns of K, in registers in those of the query.
 
 16-bit elements are multiplied without conversion (m16n8k16).
 
-8-bit elements are converted to f16 in pairs. K's bytes keep their order in a register, which permutes the head
-dimension within each 16; the query is read with the same permutation. Rows of the output are then even and odd
-elements. If the 16 elements of a k-step have several scales, each element is multiplied by its scale, divided by a
-power of two (of the tile for K, of all scales so far for V); otherwise K's scales multiply the scores, and V's scales
-the weights.
+8-bit and 4-bit elements are converted to f16 in pairs (:mod:`kvarn.lowering.kernels.elements`). K's bytes keep their
+order in a register, which permutes the head dimension within each 16, or each 32 of 4 bits; the query is read with the
+same permutation. Rows of the output are then even and odd elements. If the 16 elements of a k-step have several scales,
+each element is multiplied by its scale, divided by a power of two (of the tile for K, of all scales so far for V);
+otherwise K's scales multiply the scores, and V's scales the weights.
 
 f32 elements are split into two tf32 numbers, the rounded value and the remainder, and multiplied in three products
 (m16n8k8), which is exact up to f32's own rounding. V's fragments are loaded word by word, with the tokens of a k-step
@@ -26,6 +26,8 @@ import kvarn as kv
 from kvarn.dialect.layout import cdiv
 from kvarn.lowering.schedules.decode import COLUMNS, DecodeConfig
 
+from ...elements import FACTORS_OF_WORD, SCALED_BY, ones, widened, widened_columns
+
 _REPRESENTABLE = -0x2000  # mask of the bits of an f32 that tf32 has
 
 
@@ -35,11 +37,12 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
     KS, QS = c.row_steps, c.key_steps
     shared_offset = stream.shared_offset
     SCALED = c.scaled_elements
-    GS = spec.granularity // 16 if GC > 1 and not SCALED else KS  # steps per granule
+    GN, ZS = c.granules, c.zero_sums
+    GS = spec.granularity // 16 if GN > 1 and not SCALED else KS  # steps per granule
 
     def granule_of(ks):
         """The granule of a step's elements; steps past the last granule are zeros."""
-        return min(ks // GS, max(GC, 1) - 1)
+        return min(ks // GS, max(GN, 1) - 1)
 
     def chunk_offset(row, chunk, first):
         """Byte of chunk ``first`` + ``chunk`` of a row, at a constant distance from one of a few addresses."""
@@ -69,6 +72,11 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
             if ks * 8 + 4 * u >= c.size:
                 return kv.i32(0)
             return kv.bitcast(query.load(*token, h, column + column0, width=1), kv.i32)
+        if spec.packed:  # elements j and j + 4 of a word of 8, which have a factor
+            j = 2 * (ks % 2) + u
+            column = ks // 2 * 32 + (lane & 3) * 8 + j + column0
+            pair = [kv.f32(query.load(*token, h, column + more, width=1)) for more in (0, 4)]
+            return kv.pack_f16x2(*(x * (1.0 / FACTORS_OF_WORD[j]) for x in pair))
         if c.narrow:
             column = ks * 16 + (lane & 3) * 4 + 2 * u
             if ks * 16 >= c.size:
@@ -110,6 +118,25 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
                     else:
                         words.append(word)
             found.append(words)
+        if ZS:
+            if c.query_in_shared:
+                kv.syncwarp()
+            found.extend([query_sums(found, place, nt, lane) for nt in range(NT)])
+        return found
+
+    @kv.func
+    def query_sums(q, place, nt, lane):
+        """The sums over each granule of the query rows of a lane's scores, in the scores' unit: [2 * granule + row].
+
+        A product with ones has them where the scores of the rows are.
+        """
+        found = []
+        for g in kv.static(range(GN)):
+            sums = [kv.f32(0.0)] * 4
+            for ks in kv.static(range(g * GS, min((g + 1) * GS, QS))):
+                first, second = [kv.i32(ones(FACTORS_OF_WORD[2 * (ks % 2) + u])) for u in range(2)]
+                sums = kv.mma_m16n8k16([first, first, second, second], query_step(q, place, nt, ks, lane), sums, c.mma)
+            found.extend([x * (1.0 / SCALED_BY) for x in sums[:2]])
         return found
 
     @kv.func
@@ -119,7 +146,8 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
     @kv.func
     def empty_query():
         """Placeholder for the query rows before the first sequence."""
-        return [[kv.i32(0)] * (0 if c.query_in_shared else 2 * QS) for _ in range(NT)]
+        words = [[kv.i32(0)] * (0 if c.query_in_shared else 2 * QS) for _ in range(NT)]
+        return words + [[kv.f32(0.0)] * (2 * ZS) for _ in range(NT if ZS else 0)]
 
     @kv.func
     def query_step(q, place, nt, ks, lane):
@@ -132,33 +160,32 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
     # --- fragments ---------------------------------------------------------------------------------
 
     @kv.func
-    def widen(word):
-        """Four 8-bit elements as two pairs of f16."""
-        if spec.dtype is kv.i8:
-            return kv.cvt_i8x4_to_f16x4(word)
-        if spec.dtype is kv.f8e5m2:
-            return kv.cvt_e5m2x4_to_f16x4(word)
-        return kv.cvt_e4m3x4_to_f16x4(word)
-
-    @kv.func
     def key_fragments(stage, mt, k, lane):
-        """K as the first operand of the first product, for the 32 bytes from 32 k up: one or two steps of 4 words."""
+        """K as the first operand of the first product, for the 32 bytes from 32 k up: 1, 2 or 4 steps of 4 words."""
         row = mt * 16 + (lane & 7) + ((lane >> 3) & 1) * 8
         loaded = kv.ldmatrix(stage + chunk_offset(row, lane >> 4, 2 * k))
         if not c.narrow:
             return [loaded]
-        words = [widen(w) for w in loaded]
-        return [[words[2 * u][0], words[2 * u + 1][0], words[2 * u][1], words[2 * u + 1][1]] for u in range(2)]
+        words, found = [widened(spec.dtype, w) for w in loaded], []
+        for u in kv.static(range(2)):
+            low, high = words[2 * u], words[2 * u + 1]
+            for s in kv.static(range(0, len(low), 2)):
+                found.append([low[s], high[s], low[s + 1], high[s + 1]])
+        return found
 
     @kv.func
     def value_fragments(stage, mt, t, lane):
-        """V transposed as the first operand of the second product: one or two steps of the head size, 4 words each."""
+        """V transposed as the first operand of the second product: 1, 2 or 4 steps of the head size, 4 words each."""
         base = stage + c.half_stage
         if c.narrow:
             row = mt * 16 + (lane & 7) + ((lane >> 3) & 1) * 8
             loaded = kv.ldmatrix(base + chunk_offset(row, lane >> 4, 2 * t), trans=True)
-            words = [widen(kv.prmt(w, 0, 0x3120)) for w in loaded]
-            return [[words[2 * u][0], words[2 * u][1], words[2 * u + 1][0], words[2 * u + 1][1]] for u in range(2)]
+            words, found = [widened_columns(spec.dtype, w) for w in loaded], []
+            for u in kv.static(range(2)):
+                low, high = words[2 * u], words[2 * u + 1]
+                for s in kv.static(range(0, len(low), 2)):
+                    found.append([low[s], low[s + 1], high[s], high[s + 1]])
+            return found
         row = mt * 16 + (lane & 7) + (lane >> 4) * 8
         return [kv.ldmatrix(base + chunk_offset(row, (lane >> 3) & 1, 2 * t), trans=True)]
 
@@ -195,8 +222,8 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
         """The scale of a step's element, of K or V; zero past the last granule."""
         size = spec.granularity
         granule = ks * (16 // size) + element // size if 16 % size == 0 else (ks * 16 + element) // size
-        if ks * 16 + 16 > GC * size:
-            granule = kv.math.min(granule, GC - 1)
+        if ks * 16 + 16 > GN * size:
+            granule = kv.math.min(granule, GN - 1)
         return stream.granule_scale_at(stage, half, granule, token).load(kv.f32)
 
     @kv.func
@@ -242,11 +269,27 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
             a = [f for k in range(loads) for f in key_fragments(stage, mt, k, lane)]
             if SCALED:
                 a = [scaled_keys(a[ks], stage, mt, ks, unit, lane) for ks in range(QS)]
-        return [score_tile(a, q, place, stage, mt, nt, unit, lane) for nt in range(NT)]
+        scales = scales_of_keys(stage, mt, lane) if GC and not SCALED else None
+        return [score_tile(a, q, place, stage, (mt, nt), unit, scales, lane) for nt in range(NT)]
 
     @kv.func
-    def score_tile(a, q, place, stage, mt, nt, unit, lane):
-        """K Q^T for 16 tokens and 8 rows, from given fragments, or from fragments that are loaded one by one."""
+    def scales_of_keys(stage, mt, lane):
+        """K's scales and, if there are zeros, these: of the tokens of a lane's scores, [granule][half]."""
+        if not ZS:
+            return None
+        found = []
+        for half in kv.static(range(2)):
+            words = stream.pairs(stage, 0, mt * 16 + 8 * half + (lane >> 2))
+            found.append([kv.f32(kv.bitcast(word, spec.scale_dtype)) for word in words])
+        return found
+
+    @kv.func
+    def score_tile(a, q, place, stage, at, unit, scales, lane):
+        """K Q^T for 16 tokens and 8 rows, from given fragments, or from fragments that are loaded one by one.
+
+        ``at`` is (row tile, column tile), ``scales`` what :func:`scales_of_keys` gives.
+        """
+        mt, nt = at
         found = [kv.f32(0.0)] * 4
         both, held = [[kv.f32(0.0)] * 4, [kv.f32(0.0)] * 4], []
         for ks in kv.static(range(QS)):
@@ -264,10 +307,16 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
             both[ks % 2] = multiplied(fragment, b, both[ks % 2])
             if GC and not SCALED:
                 if (ks + 1) % GS == 0 or ks + 1 == QS:
-                    scale = [scale_of(stage, granule_of(ks), mt, half, lane) for half in range(2)]
+                    g = granule_of(ks)
+                    if scales is None:
+                        scale = [scale_of(stage, g, mt, half, lane) for half in range(2)]
+                    else:
+                        scale = [scales[half][g][0] for half in range(2)]
                     for i in kv.static(range(4)):
                         one = both[ks % 2][i] if GS == 1 else both[0][i] + both[1][i]
                         found[i] = found[i] + one * scale[i // 2]
+                        if ZS:  # q . (n * scale + zero) = (q . n) * scale + sum(q) * zero
+                            found[i] = found[i] + q[NT + nt][2 * g + i % 2] * scales[i // 2][g][1]
                     both = [[kv.f32(0.0)] * 4, [kv.f32(0.0)] * 4]
         if not GC or SCALED:
             found = [both[0][i] + both[1][i] if QS > 1 else both[0][i] for i in range(4)]
@@ -304,11 +353,38 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
 
     @kv.func
     def weights(p, stage, unit, g, mt, lane):
-        """The weights of 16 tokens as the second operand of the second product, with V's per-token scales."""
-        if GC and not SCALED:
+        """The weights of 16 tokens as the second operand of the second product, with V's per-token scales.
+
+        Without V's scales where these come with zeros: :func:`pairs_of_values`.
+        """
+        if GC and not (SCALED or ZS):
             scales = [scale_of(stage, GC + g, mt, half, lane) * unit[1] for half in range(2)]
             p = [p[i] * scales[i // 2] for i in range(4)]
         return [kv.movmatrix(pack(p[0], p[1])), kv.movmatrix(pack(p[2], p[3]))]
+
+    @kv.func
+    def pairs_of_values(stage, mt, lane):
+        """V's scales and zeros of 16 tokens: (scales [granule][half], the operand that sums up zeros).
+
+        A lane has the scales of the two tokens of its weights, per half of the tokens. The operand's rows are granules.
+        Scales of f16 times weights up to 1 lose no more than scales have lost: they need no unit.
+        """
+        scales, zeros = [[] for _ in range(GN)], []
+        for half in kv.static(range(2)):
+            token = mt * 16 + 8 * half + (lane & 3) * 2
+            words = [stream.pairs(stage, 1, token + i) for i in range(2)]
+            for g in kv.static(range(GN)):
+                scales[g].append(kv.prmt(words[0][g], words[1][g], 0x5410))
+            for first in kv.static((0, 8)):
+                if GN == 1 and first == 0:
+                    zeros.append(kv.prmt(words[0][0], words[1][0], 0x7632))
+                elif first < GN:
+                    g = kv.math.min(first + (lane >> 2), GN - 1)
+                    own = [(stream.pairs_at(stage, 1, token + i) + 4 * g).load(kv.i32) for i in range(2)]
+                    zeros.append(kv.prmt(*own, 0x7632))
+                else:
+                    zeros.append(kv.i32(0))
+        return scales, zeros
 
     @kv.func
     def wide_weights(p):
@@ -318,8 +394,9 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
         return parts([kv.prmt(low, high, 0x5410), kv.prmt(low, high, 0x7632)])
 
     @kv.func
-    def add_values(p, stage, mt, o, unit, lane):
-        """o += V^T P^T for 16 tokens; ``p`` is [column tile][4]."""
+    def add_values(p, stage, mt, o, scaling, lane):
+        """o += V^T P^T for 16 tokens; ``p`` is [column tile][4], ``scaling`` (unit, sums of weights times zeros)."""
+        unit, zeros = scaling
         if c.wide:
             for half in kv.static(range(2)):
                 b = [wide_weights(p[nt][2 * half : 2 * half + 2]) for nt in range(NT)]
@@ -329,13 +406,21 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
                         at = (nt * KS + t) * 4
                         o[at : at + 4] = multiplied(a, b[nt], o[at : at + 4])
             return
-        step, b = 2 if c.narrow else 1, []
-        fragments = []
+        step, b = c.load_steps, []
+        fragments, plain, scales = [], [], []
+        if ZS:
+            plain = [weights(p[nt], stage, unit, 0, mt, lane) for nt in range(NT)]
+            scales, of_zeros = pairs_of_values(stage, mt, lane)
+            for nt in kv.static(range(NT)):  # sum(p * (n * scale + zero)) = sum(p * scale * n) + sum(p * zero)
+                zeros[4 * nt : 4 * nt + 4] = multiplied(of_zeros, plain[nt], zeros[4 * nt : 4 * nt + 4])
         for t in kv.static(range(cdiv(KS, step))):
             for u in kv.static(range(min(step, KS - t * step))):
                 ks = t * step + u
                 if ks % GS == 0:  # a new granule: the first, or one with its own scales
-                    b = [weights(p[nt], stage, unit, granule_of(ks), mt, lane) for nt in range(NT)]
+                    if ZS:
+                        b = [times(plain[nt], scales[granule_of(ks)]) for nt in range(NT)]
+                    else:
+                        b = [weights(p[nt], stage, unit, granule_of(ks), mt, lane) for nt in range(NT)]
                 if u == 0:
                     fragments = value_fragments(stage, mt, t, lane)
                 a = scaled_values(fragments[u], stage, mt, ks, unit, lane) if SCALED else fragments[u]
@@ -344,5 +429,10 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
                     o[at : at + 4] = multiplied(a, b[nt], o[at : at + 4])
 
     return SimpleNamespace(
-        query=query, empty_query=empty_query, scores=scores, whole_scores=whole_scores, add_values=add_values
+        query=query,
+        empty_query=empty_query,
+        scores=scores,
+        whole_scores=whole_scores,
+        add_values=add_values,
+        granule_of=granule_of,
     )

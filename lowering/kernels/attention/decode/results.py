@@ -26,14 +26,14 @@ def results(c: DecodeConfig, work: SimpleNamespace) -> SimpleNamespace:
     @kv.func
     def prior_pair(prior, token, h, t, first, lane):
         """A lane's two elements of a step in a prior result; arbitrary for columns of no head."""
-        ds = [t * 16 + ((lane >> 2) * 2 + half if c.narrow else (lane >> 2) + 8 * half) for half in range(2)]
+        ds = [c.element_of(t, lane, half) for half in range(2)]
         return [prior[(*token, h, kv.math.max(kv.math.min(d - first, c.spec.head_size - 1), 0))] for d in ds]
 
     @kv.func
     def write_own(out, token, h, t, first, pair, lane):
         """Write a lane's two elements of a step of joined heads, if they belong to the row's own head."""
         if c.narrow:
-            d = t * 16 + (lane >> 2) * 2 - first
+            d = c.pair_of(t, lane) - first
             if (d >= 0) & (d < c.spec.head_size):
                 out.store(*token, h, d, value=kv.from_lanes(pair, c.case.out), alignment=c.pair_alignment)
         else:
@@ -68,7 +68,7 @@ def results(c: DecodeConfig, work: SimpleNamespace) -> SimpleNamespace:
         if c.joined > 1:
             write_own(out, token, h, t, first, pair, lane)
         elif c.narrow:  # the lane's two elements are neighbours
-            d, both = t * 16 + (lane >> 2) * 2, kv.from_lanes(pair, c.case.out)
+            d, both = c.pair_of(t, lane), kv.from_lanes(pair, c.case.out)
             if whole:
                 out.store(*token, h, d + column0, value=both, alignment=c.pair_alignment)
             else:

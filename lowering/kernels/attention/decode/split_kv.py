@@ -16,12 +16,13 @@ every
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
 import kvarn as kv
 from kvarn.lowering.kernels.common import at_most
-from kvarn.lowering.kernels.scans import block_scan
+from kvarn.lowering.kernels.scans import sums_before
 from kvarn.lowering.schedules.decode import DecodeConfig
 
 from ..chosen_pages import chosen_pages
@@ -116,22 +117,7 @@ def split_kv(c: DecodeConfig) -> SimpleNamespace:
             if batch > 0:
                 total = tile_count(collection, queries, chosen, kv.i32(0))
             return OneSequence(total), total
-        tile_indptr, sums = kv.shared(c.max_batch + 1, kv.i32), kv.shared(warps, kv.i32)
-        tid = kv.thread_id.x
-        if tid == 0:
-            tile_indptr[0] = 0
-        running = kv.i32(0)
-        for base in range(0, batch, (32 * warps)):
-            b = base + tid
-            n = kv.i32(0)
-            if b < batch:
-                n = tile_count(collection, queries, chosen, b)
-            upto, here = block_scan(n, sums, warps)
-            if b < batch:
-                tile_indptr[b + 1] = running + upto
-            running = running + here
-        kv.barrier()
-        return tile_indptr, running
+        return sums_before(partial(tile_count, collection, queries, chosen), batch, c.max_batch, warps)
 
     @kv.func
     def work_units(max_units, total, tile_indptr, batch):

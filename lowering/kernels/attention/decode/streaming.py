@@ -1,9 +1,9 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """The circular buffer of a decode warp in shared memory, through which it streams tiles of K and V, and scales.
 
-A stage is a tile of K, a tile of V and, for a quantized cache, their scales as f32. cp.async copies K and V, and f32
-scales if each token has whole 16-byte chunks of them. Other scales may be narrower than any cp.async copy: they are
-loaded to a register and stored one step later, so that no warp waits for the load.
+A stage is a tile of K, a tile of V and, for a quantized cache, their scales as f32. cp.async copies K and V, f32 scales
+if each token has whole 16-byte chunks of them, and scales with zeros, which stay f16. Other scales may be narrower than
+any cp.async copy: they are loaded to a register and stored one step later, so that no warp waits for the load.
 """
 
 from __future__ import annotations
@@ -21,7 +21,6 @@ from ..key_tiles import WHOLE
 def streaming(c: DecodeConfig) -> SimpleNamespace:
     """The functions that fill the circular buffer, for a configuration."""
     spec, TT, GC = c.spec, c.tile, c.scales
-    item = spec.dtype.itemsize
     shared_offset = c.tile_layout.chunk_offset
     unit = 8 if c.stored_bytes % 16 else 16  # bytes per copy
     chunks = c.stored_bytes // unit  # copies per row
@@ -33,7 +32,7 @@ def streaming(c: DecodeConfig) -> SimpleNamespace:
     segment_rows = TT if one_page else P  # rows of a tile within one page
     # Whether the j-th rows of all lanes share a page, so that one address per page with constant distances suffices.
     by_page = one_page or (turn > 0 and TT % segment_rows == 0 and segment_rows % turn == 0)
-    token_bytes = spec.token_stride * item
+    token_bytes = spec.dtype.bytes_of(spec.token_stride)
     scale_lanes = min(TT, 32)  # lanes with different tokens when scales are copied
     scale_turns = cdiv(TT, 32)
     widest = next(w for w in (4, 2, 1) if GC % w == 0)  # scales per load
@@ -137,7 +136,9 @@ def streaming(c: DecodeConfig) -> SimpleNamespace:
                 kv.cp_async(
                     to + half, at, unit, zero_fill_size=size, l2_prefetch=c.l2_prefetch, l2_policy=caches.policy
                 )
-        if c.scales_copied:
+        if spec.zero:
+            copy_pairs(caches, of, stage, lane, whole)
+        elif c.scales_copied:
             copy_scales(caches, of, stage, lane, whole)
 
     @kv.func
@@ -160,6 +161,43 @@ def streaming(c: DecodeConfig) -> SimpleNamespace:
                     b, token0 + row, caches.head, chunk * (4 * spec.granularity), page=page
                 )
                 kv.cp_async(scale_at(stage, half * GC, row) + chunk * 16, source, zero_fill_size=size)
+
+    @kv.func
+    def copy_pairs(caches, of, stage, lane, whole):
+        """Start the copies of a tile's scales with their zeros."""
+        b, tile, pages, tokens, keys, first = of.b, of.tile, of.pages, of.tokens, of.keys, of.first
+        token0, of_token = first_of(tile, tokens), c.scale_pitch // c.scale_chunk
+        granules = c.scale_chunk // 4  # per copy
+        for j in kv.static(range(cdiv(TT * of_token, 32))):
+            number = lane + 32 * j
+            if 32 * (j + 1) > TT * of_token:
+                number = kv.math.min(number, TT * of_token - 1)
+            row, chunk = number // of_token, number % of_token
+            page = pages if one_page else kv.shuffle_idx(pages, (token0 + row) // P - token0 // P)
+            size = None
+            if not whole:
+                token = token_of(tile, row, tokens)
+                size = kv.where((token < keys) & (token >= first), c.scale_chunk, 0)
+            source = caches.keys.scales_block_paged_ptr(
+                b, token0 + row, caches.head, chunk * (granules * spec.granularity), page=page
+            )
+            for half, start in ((0, source), (1, source + caches.to_value_scales)):
+                to = pairs_at(stage, half, row) + chunk * c.scale_chunk
+                kv.cp_async(to, start, c.scale_chunk, zero_fill_size=size)
+
+    @kv.func
+    def pairs_at(stage, half, token):
+        """Pointer to the first (scale, zero) of a tile's token, of K or (``half`` 1) V: a word per granule."""
+        return stage + (2 * c.half_stage + half * (TT * c.scale_pitch)) + token * c.scale_pitch
+
+    @kv.func
+    def pairs(stage, half, token):
+        """The words (scale, zero) of a tile's token, one per granule."""
+        words, wide = [], c.scale_chunk // 4
+        for g in kv.static(range(0, c.granules, wide)):
+            loaded = (pairs_at(stage, half, token) + 4 * g).load(kv.i32, wide)
+            words.extend([loaded[i] for i in range(wide)] if wide > 1 else [loaded])
+        return words
 
     @kv.func
     def clear_columns(stages, lane):
@@ -250,5 +288,5 @@ def streaming(c: DecodeConfig) -> SimpleNamespace:
         shared_offset=shared_offset, pages_of=pages_of, token_of=token_of, within=within, load_scales=load_scales,
         store_scales=store_scales, scale_at=scale_at, granule_scale_at=granule_scale_at, largest_scale=largest_scale,
         held_scales=0 if c.scales_copied else 2 * GC * scale_turns, issue=issue, clear_columns=clear_columns,
-        seen_whole=seen_whole,
+        seen_whole=seen_whole, pairs=pairs, pairs_at=pairs_at,
     )  # fmt: skip

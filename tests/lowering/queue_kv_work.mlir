@@ -1,9 +1,9 @@
-// RUN: kv-opt %s --queue-kv-rounds | FileCheck %s
-// RUN: kv-opt %S/Inputs/attention.mlir --kv-pipeline --target=sm_90a --stop-after=queue-kv-rounds --check-semantics-of=queue-kv-rounds --lengths=edges -o /dev/null
+// RUN: kv-opt %s --queue-kv-work | FileCheck %s
+// RUN: %if alone %{ kv-opt %S/Inputs/attention.mlir --kv-pipeline --target=sm_90a --stop-after=queue-kv-work --check-semantics-of=queue-kv-work --lengths=edges -o /dev/null %}
 
 gpu.module @kernels {
   // Every role takes its numbers from the queue, which counts the warps that read it: 1 + 2 + 8. One thread fetches, in
-  // the first warp's rounds: at their start, or of the last rounds at their end.
+  // the first warp's iterations: at their start, and of the last ones at their end.
   // CHECK-LABEL: gpu.func @roles
   // CHECK:         %[[QUEUE:.*]] = "kv.make_queue"(%[[COUNTER:.*]]) {readers = 11 : i64} : (memref<?xi8>) -> !kv.queue
   // CHECK:         "kv.is_role"() {role = "producer_warp_0"}
@@ -31,7 +31,7 @@ gpu.module @kernels {
   // CHECK:         scf.while
   // CHECK-NOT:       kv.queue_fetch
   // CHECK:           "kv.queue_next"
-  // CHECK-NOT:     kv.take_round
+  // CHECK-NOT:     kv.take_work_item
   // CHECK:         {kv.roles}
   gpu.func @roles(%counter: memref<?xi8>, %block: i32, %n: i32, %blocks: i32) kernel attributes {kv.tiled, kv.block = array<i32: 384, 1, 1>, kv.schedule = {consumers = 2 : i64, producer = true}} {
     %c0 = arith.constant 0 : i32
@@ -40,7 +40,7 @@ gpu.module @kernels {
       %keys = "kv.is_role"() {role = "producer_warp_0"} : () -> i1
       scf.if %keys {
         %r = scf.for %i = %block to %n step %blocks iter_args(%sum = %c0) -> (i32) : i32 {
-          %t = "kv.take_round"(%counter, %i, %n) : (memref<?xi8>, i32, i32) -> i32
+          %t = "kv.take_work_item"(%counter, %i, %n) : (memref<?xi8>, i32, i32) -> i32
           %s = arith.addi %sum, %t : i32
           scf.yield %s : i32
         }
@@ -48,12 +48,45 @@ gpu.module @kernels {
       %rows = "kv.is_role"() {role = "producer_warps_from_2"} : () -> i1
       scf.if %rows {
         scf.for %i = %block to %n step %blocks : i32 {
-          %t = "kv.take_round"(%counter, %i, %n) : (memref<?xi8>, i32, i32) -> i32
+          %t = "kv.take_work_item"(%counter, %i, %n) : (memref<?xi8>, i32, i32) -> i32
         }
       }
     } else {
       scf.for %i = %block to %n step %blocks : i32 {
-        %t = "kv.take_round"(%counter, %i, %n) : (memref<?xi8>, i32, i32) -> i32
+        %t = "kv.take_work_item"(%counter, %i, %n) : (memref<?xi8>, i32, i32) -> i32
+      }
+    } {kv.roles}
+    gpu.return
+  }
+
+  // Blocks that may start late have no number of their own: all are fetched, larger by the number of blocks.
+  // CHECK-LABEL: gpu.func @late
+  // CHECK:         %[[QUEUE:.*]] = "kv.make_queue"
+  // CHECK:         %[[END:.*]] = arith.addi %[[N:.*]], %[[BLOCKS:.*]] : i32
+  // CHECK:         "kv.queue_fetch"(%[[QUEUE]], %c0{{.*}}, %[[END]])
+  // CHECK:         %[[FIRST:.*]] = "kv.queue_next"(%[[QUEUE]], %c0{{.*}})
+  // CHECK:         scf.while (%[[T:.*]] = %[[FIRST]], %[[USE:.*]] = %c1
+  // CHECK:           arith.cmpi slt, %[[T]], %[[END]]
+  // CHECK:           %[[ITEM:.*]] = arith.subi %{{.*}}, %[[BLOCKS]]
+  // CHECK:           "kv.is_role"() {role = "producer_warp_1"}
+  // CHECK-NOT:     "kv.queue_fetch"
+  // CHECK:         scf.while
+  gpu.func @late(%counter: memref<?xi8>, %block: i32, %n: i32, %blocks: i32, %out: memref<?xi32>) kernel attributes {kv.tiled, kv.block = array<i32: 384, 1, 1>, kv.schedule = {consumers = 2 : i64, producer = true}} {
+    %producer = "kv.is_role"() {role = "producer"} : () -> i1
+    scf.if %producer {
+      %keys = "kv.is_role"() {role = "producer_warp_0"} : () -> i1
+      scf.if %keys {
+        scf.for %i = %block to %n step %blocks : i32 {
+          %t = "kv.take_work_item"(%counter, %i, %n) {late} : (memref<?xi8>, i32, i32) -> i32
+          %at = arith.index_cast %t : i32 to index
+          memref.store %t, %out[%at] : memref<?xi32>
+        }
+      }
+      %values = "kv.is_role"() {role = "producer_warp_1"} : () -> i1
+      scf.if %values {
+        scf.for %i = %block to %n step %blocks : i32 {
+          %t = "kv.take_work_item"(%counter, %i, %n) {late} : (memref<?xi8>, i32, i32) -> i32
+        }
       }
     } {kv.roles}
     gpu.return
@@ -62,10 +95,10 @@ gpu.module @kernels {
   // Without a producer blocks keep their turns.
   // CHECK-LABEL: gpu.func @turns
   // CHECK:         scf.for
-  // CHECK-NEXT:      "kv.take_round"
+  // CHECK-NEXT:      "kv.take_work_item"
   gpu.func @turns(%counter: memref<?xi8>, %block: i32, %n: i32, %blocks: i32) kernel attributes {kv.tiled, kv.block = array<i32: 256, 1, 1>} {
     scf.for %i = %block to %n step %blocks : i32 {
-      %t = "kv.take_round"(%counter, %i, %n) : (memref<?xi8>, i32, i32) -> i32
+      %t = "kv.take_work_item"(%counter, %i, %n) : (memref<?xi8>, i32, i32) -> i32
     }
     gpu.return
   }

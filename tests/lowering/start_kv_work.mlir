@@ -1,7 +1,7 @@
-// RUN: kv-opt %s --start-kv-rounds='reads=true' | FileCheck %s
-// RUN: kv-opt %s --start-kv-rounds | FileCheck %s --check-prefix=DEFAULT
-// RUN: kv-opt %s --start-kv-rounds='most=100' | FileCheck %s --check-prefix=NEITHER
-// RUN: kv-opt %S/Inputs/attention.mlir --kv-pipeline --target=sm_90a --stop-after=simplify-kv-tiles | kv-opt - --start-kv-rounds=most=0 --target=sm_90a --check-semantics-of=start-kv-rounds --lengths=edges:64 -o /dev/null
+// RUN: kv-opt %s --start-kv-work='reads=true' | FileCheck %s
+// RUN: kv-opt %s --start-kv-work | FileCheck %s --check-prefix=DEFAULT
+// RUN: kv-opt %s --start-kv-work='most=100' | FileCheck %s --check-prefix=NEITHER
+// RUN: kv-opt %S/Inputs/attention.mlir --kv-pipeline --target=sm_90a --stop-after=simplify-kv-tiles | kv-opt - --start-kv-work=most=0 --target=sm_90a --check-semantics-of=start-kv-work --lengths=edges:64 -o /dev/null
 
 !row = tensor<64xf32, "rows(wgmma)">
 !places = tensor<64xi32, "rows(wgmma)">
@@ -12,7 +12,7 @@
 !tile = tensor<64x64xf32, "wgmma">
 
 gpu.module @kernels {
-  // What a list says is read beside the search, since it needs the number of the round alone; the bias of far keys, which
+  // What a list says is read beside the search, since it needs the number of the work item alone; the bias of far keys, which
   // needs what the search finds, behind that. Rows are waited for when all is under way, and what needs them stays.
   // CHECK-LABEL: gpu.func @reads
   // CHECK:         ^bb0(%[[ROUND:.*]]: i32, %[[USE:.*]]: i32):
@@ -65,7 +65,7 @@ gpu.module @kernels {
     gpu.return
   }
 
-  // Of five numbers of arguments each part of a round computes those that it uses: before its loop over keys, in it, and
+  // Of five numbers of arguments each part of an iteration computes those that it uses: before its loop over keys, in it, and
   // behind it, where two of them are asked for again. LLVM takes none for another.
   // CHECK-LABEL: gpu.func @numbers
   // CHECK:         ^bb0(%[[ROUND:.*]]: i32, %[[USE:.*]]: i32):
@@ -124,7 +124,7 @@ gpu.module @kernels {
     gpu.return
   }
 
-  // Of split rows a round that uses five numbers of arguments reads before it waits; one that uses few does not.
+  // Of split rows a work item that uses five numbers of arguments reads before it waits; one that uses few does not.
   // DEFAULT-LABEL: gpu.func @terms
   // DEFAULT:         ^bb0
   // DEFAULT:           memref.load
@@ -169,7 +169,7 @@ gpu.module @kernels {
     gpu.return
   }
 
-  // Loops whose rounds are no queue's stay as they are.
+  // Loops whose items are no queue's stay as they are.
   // CHECK-LABEL: gpu.func @turns
   // CHECK-NOT:     llvm.inline_asm
   // CHECK:         gpu.return

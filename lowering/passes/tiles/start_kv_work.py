@@ -1,7 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Start work items earlier: read before waiting, and recompute scalars for which a warp has no registers.
 
-A persistent block (``queue-kv-rounds``) starts each work item with a chain of dependent reads: the item's number, its
+A persistent block (``queue-kv-work``) starts each work item with a chain of dependent reads: the item's number, its
 sequence, an entry of a list. No product is in flight meanwhile.
 
 *Numbers.* Scalars that one instruction computes from kernel arguments are kept for all work items in uniform registers,
@@ -14,10 +14,10 @@ far keys. By default this applies if work items use many such scalars and query 
 (``kv.tile_terms``), whose barrier otherwise precedes the reads.
 
 Before:  %last = arith.subi %extent, %c1
-         scf.while (%round) { %b = scf.while { ... } ; %q = kv.consumer_wait %rows ; %t = kv.tile_terms %q
-                              %k = arith.minsi %h, %last ; %n = memref.load %list[%round, %k] ; ... }
-After:   scf.while (%round) { %last = arith.subi (mov %extent), %c1 ; %k = arith.minsi %h, %last
-                              %n = memref.load %list[%round, %k] ; %b = scf.while { ... }
+         scf.while (%item) { %b = scf.while { ... } ; %q = kv.consumer_wait %rows ; %t = kv.tile_terms %q
+                              %k = arith.minsi %h, %last ; %n = memref.load %list[%item, %k] ; ... }
+After:   scf.while (%item) { %last = arith.subi (mov %extent), %c1 ; %k = arith.minsi %h, %last
+                              %n = memref.load %list[%item, %k] ; %b = scf.while { ... }
                               %q = kv.consumer_wait %rows ; %t = kv.tile_terms %q ; ... }
 """
 
@@ -50,7 +50,7 @@ class Options:
     most: int = 4
 
 
-def rounds(function: ir.Operation) -> list[ir.Block]:
+def item_loops(function: ir.Operation) -> list[ir.Block]:
     """The bodies of the loops that take work items from a queue, one per role."""
     loops = ops_named(function, "scf.while")
     bodies = [loop.regions[1].blocks[0] for loop in loops]
@@ -193,7 +193,7 @@ def compute_again(body: ir.Block, numbers: Numbers) -> None:
 @kv_pass(Options)
 def run(module: ir.Module, options: Options) -> None:
     for function in tiled(module):
-        bodies, numbers = rounds(function), Numbers(function)
+        bodies, numbers = item_loops(function), Numbers(function)
         many = any(len(numbers.used(body)) > options.most for body in bodies)
         if (many and splits_rows(function)) if options.reads is None else options.reads:
             for body in bodies:

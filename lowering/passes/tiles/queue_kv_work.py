@@ -1,15 +1,15 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
 """Let blocks take work items from a queue, so that no block has long items left when the others are done.
 
-The iterations of a loop with ``kv.take_round`` are divided among blocks: block i takes i, i + blocks, and so on. If
+The iterations of a loop with ``kv.take_work_item`` are divided among blocks: block i takes i, i + blocks, and so on. If
 work items take different times (causal tiles of a prompt, sequences of all lengths), some blocks end late. With a
 queue, a counter in device memory, a block takes the next item when it is ready for one: a thread of the producer
 fetches its number one iteration ahead (near the end, when its last copy has started), and all roles read it. The
-counter is 0 again after all blocks have fetched.
+counter is 0 again after all blocks have fetched. If blocks may start late (``late``), the first items are fetched too.
 
 Kernels without a producer keep the static division.
 
-Before:  scf.for %i = %block to %n step %blocks { %t = kv.take_round %counter, %i, %n ; ... }        (in every role)
+Before:  scf.for %i = %block to %n step %blocks { %t = kv.take_work_item %counter, %i, %n ; ... }        (in every role)
 After:   scf.while (%t = %block, %use = 0) { scf.condition %t < %n }
          do { ... ; kv.queue_fetch %queue, %use, %n (by one thread) ; %next = kv.queue_next %queue, %use }
 """
@@ -78,14 +78,23 @@ def fetch_if(condition: ir.Value, queue: ir.Value, use: ir.Value, count: ir.Valu
         scf.yield_([])
 
 
-def take(loop: ir.Operation, round_: ir.Operation, queue: ir.Value, fetches: bool) -> None:
-    """Replace a role's loop by one that takes work items from the queue."""
-    block = loop.regions[0].blocks[0]
+def take(loop: ir.Operation, taken: ir.Operation, queue: ir.Value, fetches: bool) -> None:
+    """Replace a role's loop by one that takes work items from the queue.
+
+    The queue's numbers start at the number of blocks, since each block has an item without it. If blocks have none, all
+    numbers are larger by the number of blocks than those of the items.
+    """
+    block, late = loop.regions[0].blocks[0], "late" in taken.attributes
     lower, upper, step = list(loop.operands)[:3]
     inits = list(loop.operands)[3:]
     types = [lower.type, lower.type, *(v.type for v in inits)]
     with ir.InsertionPoint(loop), loop.location:
-        made = scf.WhileOp(types, [lower, const(0), *inits])
+        if late:
+            upper = arith.addi(upper, step)
+            if fetches:
+                staging.QueueFetchOp(queue, const(0), upper)
+            lower = staging.QueueNextOp(queue, const(0)).operation.results[0]
+        made = scf.WhileOp(types, [lower, const(int(late)), *inits])
         before, after = (region.blocks.append(*types) for region in made.regions)
         with ir.InsertionPoint(before):
             more = arith.cmpi(arith.CmpIPredicate.slt, before.arguments[0], upper)
@@ -95,8 +104,9 @@ def take(loop: ir.Operation, round_: ir.Operation, queue: ir.Value, fetches: boo
             last = ends_soon(number, upper, step) if fetches else None
             if last is not None:
                 fetch_if(arith.xori(last, const(1, 1)), queue, use, upper)
+            item = arith.subi(number, step) if late else number
         ops = [op.operation for op in block.operations]
-        for old, new in zip(block.arguments, [number, *carried], strict=True):
+        for old, new in zip(block.arguments, [item, *carried], strict=True):
             old.replace_all_uses_with(new)
         for op in ops[:-1]:
             after.append(op)
@@ -106,8 +116,8 @@ def take(loop: ir.Operation, round_: ir.Operation, queue: ir.Value, fetches: boo
             following = staging.QueueNextOp(queue, use).operation.results[0]
             scf.yield_([following, arith.addi(use, const(1)), *ops[-1].operands])
         ops[-1].erase()
-    round_.results[0].replace_all_uses_with(number)
-    round_.erase()
+    taken.results[0].replace_all_uses_with(item)
+    taken.erase()
     for old, new in zip(loop.results, list(made.results)[2:], strict=True):
         old.replace_all_uses_with(new)
     loop.erase()
@@ -116,8 +126,8 @@ def take(loop: ir.Operation, round_: ir.Operation, queue: ir.Value, fetches: boo
 @kv_pass()
 def run(module: ir.Module, options: Any) -> None:
     for function in tiled(module):
-        rounds = ops_named(function, "kv.take_round")
-        loops = [(enclosing(op, "scf.for"), op) for op in rounds]
+        taken = ops_named(function, "kv.take_work_item")
+        loops = [(enclosing(op, "scf.for"), op) for op in taken]
         if not loops or any(loop is None or op.block != loop.regions[0].blocks[0] for loop, op in loops):
             continue
         roles = [role_of(loop) for loop, _ in loops]
@@ -127,6 +137,6 @@ def run(module: ir.Module, options: Any) -> None:
         consumers, producers = schedule.get("consumers", 2), producers_of(schedule)
         with ir.InsertionPoint.at_block_begin(function.regions[0].blocks[0]), function.location:
             readers = sum(warps_of(role, consumers, producers) for role in roles)
-            queue = staging.make_queue(rounds[0].operands[0], readers)
+            queue = staging.make_queue(taken[0].operands[0], readers)
         for (loop, op), role in zip(loops, roles, strict=True):
             take(loop, op, queue, role in FETCHERS)

@@ -1,0 +1,135 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Records: what one token and head of a cache stores, as one declaration.
+
+Pure Python. A :class:`Record` names the elements, the scales, the zeros, and how elements are packed into bytes; the
+shapes of a pool, the values that elements stand for, and the problems of a declaration follow from it. Today's storage
+types are records as well: ``Record("bf16")``, ``Record("f8e4m3", scale="f32", group=128)``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from . import dtypes
+from .dtypes import DType
+
+__all__ = ["NAMED", "Record", "named", "problems"]
+
+ELEMENTS = ("f32", "f16", "bf16", "f8e4m3", "f8e5m2", "i8", "i16", "i32")
+SCALE_DTYPES = ("f32", "f16", "bf16", "f8e8m0")
+# A product of a 4-bit element with one of these is exact in f32, so that every reader rounds the same way.
+ZERO_DTYPES = ("f16",)
+ROW_BYTES = 16  # a row of packed elements is a multiple of this: the widest copy
+
+
+@dataclass(frozen=True, init=False)
+class Record:
+    """What one token and head of a cache stores.
+
+    An element ``n`` of a group with scale ``s`` and zero ``z`` stands for ``n * s + z``, computed in f32 and rounded
+    once. Without a scale an element stands for itself.
+
+    Parameters
+    ----------
+    elements : DType or name
+        Type of an element: f32, f16, bf16, f8e4m3, f8e5m2, i8, i16, i32, or u4. Two u4 share a byte: the element of the
+        even index is in the low half.
+    scale : DType or name, optional
+        Type of the scales: f32, f16, bf16 or f8e8m0; f16 with zeros. Scales are in a buffer beside the pool.
+    group : int
+        Consecutive elements of the head that share a scale.
+    zero : bool
+        Whether each scale is followed by a zero of its type: the value of element 0.
+
+    Raises
+    ------
+    ValueError
+        If no kernel can read such a record, with what must hold.
+    """
+
+    elements: DType
+    scale: DType | None = None
+    group: int = 1
+    zero: bool = False
+
+    def __init__(self, elements: Any, scale: Any = None, group: int = 1, zero: bool = False) -> None:
+        if isinstance(group, bool) or not isinstance(group, int):
+            raise TypeError(f"group must be an int, got {group!r}")
+        given = dtypes.stored(elements), None if scale is None else dtypes.of(scale), group, bool(zero)
+        for problem in problems(*given):
+            raise ValueError(problem)
+        for name, value in zip(("elements", "scale", "group", "zero"), given, strict=True):
+            object.__setattr__(self, name, value)
+
+    @property
+    def quantized(self) -> bool:
+        """Whether elements are multiplied by scales."""
+        return self.scale is not None
+
+    @property
+    def packed(self) -> bool:
+        """Whether several elements share a byte."""
+        return self.elements.per_unit > 1
+
+    @property
+    def group_scales(self) -> int:
+        """Entries of the scale buffer per group: the scale and, if there is one, the zero."""
+        return 1 + self.zero
+
+    def groups(self, head_size: int) -> int:
+        """Groups of a head; the last one may be short."""
+        return -(-head_size // self.group)
+
+    def row_shape(self, head_size: int) -> tuple[DType, int]:
+        """(type, extent) of a pool's last dimension: elements, or bytes of packed elements."""
+        return self.elements.unit, head_size // self.elements.per_unit
+
+    def scales_shape(self, head_size: int) -> tuple[DType, int] | None:
+        """(type, extent) of the last dimension of the scales' buffer; None without scales."""
+        return None if self.scale is None else (self.scale, self.groups(head_size) * self.group_scales)
+
+
+def problems(
+    elements: DType, scale: DType | None, group: int, zero: bool, head_size: int | None = None, of_cache: bool = True
+) -> list[str]:
+    """What is wrong with a record, one sentence per problem; for heads of a size, if it is given.
+
+    ``of_cache``: whether the record is a cache's; other operands of attention may have scales of wider elements.
+    """
+    found = []
+    if scale is not None:
+        if scale.name not in SCALE_DTYPES:
+            found.append(f"scale dtype must be one of {', '.join(SCALE_DTYPES)}, got {scale.name}")
+        if elements.bits > 8 and of_cache:
+            found.append(f"a quantized cache must store an 8-bit type, got {elements.name}")
+        if group < 1:
+            found.append(f"granularity must be positive, got {group}")
+    packed = elements.per_unit > 1
+    if elements.name not in ELEMENTS and not packed:
+        found.append(f"cache dtype must be {', '.join(ELEMENTS[:-1])} or {ELEMENTS[-1]}, got {elements.name}")
+    if zero != packed or (zero and (scale is None or scale.name not in ZERO_DTYPES)):
+        got = f"{elements.name} with {'no scales' if scale is None else f'scales of {scale.name}'}"
+        found.append(
+            f"elements of u4, and no others, have zeros, with scales of {' or '.join(ZERO_DTYPES)}, got {got}"
+            f"{' and' if zero else ' without'} zeros"
+        )
+    step = ROW_BYTES * 2
+    if packed and (group < 1 or group % step):
+        found.append(f"a group of u4 must be a multiple of {step} elements, {ROW_BYTES} bytes, got {group}")
+    elif packed and head_size is not None and head_size % group:
+        found.append(f"groups of u4 must divide the head, got groups of {group} in a head of {head_size}")
+    return found
+
+
+# Records by the name that a cache's dtype may have besides those of element types.
+NAMED = {"int4": Record(dtypes.u4, dtypes.f16, 128, zero=True)}
+
+
+def named(what: Any) -> Record:
+    """The record of a record, of a name in :data:`NAMED`, or of an element type in any form."""
+    if isinstance(what, Record):
+        return what
+    if isinstance(what, str) and what in NAMED:
+        return NAMED[what]
+    return Record(what)
