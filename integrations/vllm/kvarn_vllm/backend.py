@@ -114,14 +114,13 @@ class KvarnBackend(AttentionBackend):
         return (KVCacheLayout.LBHNC,)
 
 
-@kv.kernel
-def tokens_before(
-    seq_lens: kv.Buffer[kv.i32, 1], offsets: kv.Buffer[kv.i32, 1], lengths: kv.Buffer[kv.i32, 1]
-):  # fmt: skip
-    """The tokens of each sequence before the step's own; 0 for the sequences that pad a graph's batch."""
-    b = kv.block_id.x * 128 + kv.thread_id.x
-    if b < lengths.shape[0]:
-        lengths[b] = kv.math.max(seq_lens[b] - (offsets[b + 1] - offsets[b]), 0)
+def tokens_before(seq_lens: torch.Tensor, starts: torch.Tensor, ends: torch.Tensor, out: torch.Tensor) -> None:
+    """The tokens of each sequence before the step's own; 0 for the sequences that pad a graph's batch.
+
+    Two launches of torch, which take the host less than one of a kernel of kvarn's language.
+    """
+    torch.add(seq_lens, starts, out=out)
+    torch.sub(out, ends, out=out)
 
 
 @dataclass
@@ -144,7 +143,7 @@ class KvarnBuilder(AttentionMetadataBuilder[KvarnMetadata]):
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
         support.check_engine(vllm_config, kv_cache_spec)
         self._lengths = torch.zeros(vllm_config.scheduler_config.max_num_seqs, dtype=torch.int32, device=device)
-        self._views: dict[int, torch.Tensor] = {}
+        self._views: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
         # Without drafts a step of a few new tokens is rare: one program serves all of them.
         self._few = _FEW if vllm_config.speculative_config is None else 1
         self._compile(layer_names, vllm_config)
@@ -185,21 +184,27 @@ class KvarnBuilder(AttentionMetadataBuilder[KvarnMetadata]):
         if step.causal is not True:
             raise NotImplementedError(f"kvarn-vllm does not serve attention that is not causal; {support.INSTEAD}")
         n, offsets, table = step.num_reqs, step.query_start_loc, step.block_table_tensor
-        lengths = self._views.get(n)
-        if lengths is None:
-            lengths = self._view(n)
-        tokens_before[-(-n // 128), 128](step.seq_lens, offsets, lengths)
+        views = self._views.get((n, offsets.data_ptr()))
+        if views is None:
+            views = self._views_of(n, offsets)
+        starts, ends, lengths = views
+        tokens_before(step.seq_lens, starts, ends, lengths)
         most = self._most(step.max_query_len)
         CALLS["steps"] += 1
         key = (n, most, lengths.data_ptr(), table.data_ptr(), table.shape[1], table.stride(0))
         return KvarnMetadata(offsets, lengths, table, most, key)
 
-    def _view(self, n: int) -> torch.Tensor:
-        """The lengths of n sequences, at one address; a batch of virtual sequences may have more than the engine's."""
-        if n > self._lengths.shape[0]:
-            return torch.zeros(n, dtype=torch.int32, device=self.device)
-        made = self._views[n] = self._lengths[:n]
-        return made
+    def _views_of(self, n: int, offsets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The first and last rows of n sequences, and their lengths, at one address for every step of n sequences.
+
+        A batch of virtual sequences, which no graph has, may have more sequences than the engine.
+        """
+        fits = n <= self._lengths.shape[0]
+        lengths = self._lengths[:n] if fits else torch.zeros(n, dtype=torch.int32, device=self.device)
+        views = offsets[:n], offsets[1 : n + 1], lengths
+        if fits and len(self._views) < _COLLECTIONS:
+            self._views[n, offsets.data_ptr()] = views
+        return views
 
 
 class KvarnAttention(AttentionImpl[KvarnMetadata]):
