@@ -183,9 +183,9 @@ def entries():
     def other_tables(blocks):
         """Tables of other sequences, of a pool that is checked once: its memory went in between."""
         made = kv.ForeignPages.flashinfer(blocks, *tables)
-        made.with_tables(*tables)
+        used(made.with_tables(*tables))
         blocks.untyped_storage().resize_(0)
-        made.with_tables(*tables)
+        used(made.with_tables(*tables))
 
     yield "tables later", lambda: torch.zeros(N, 2, P, H, D), other_tables
 
