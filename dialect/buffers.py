@@ -64,7 +64,7 @@ def extents_of(spec: CacheSpec | None) -> dict[str, int]:
     """The extents that a cache's type fixes."""
     if spec is None:
         return {}
-    found = {"H": spec.num_heads, "D": spec.head_size, "H * D": spec.row_size, "2 * H * D": 2 * spec.row_size}
+    found = {"2": 2, "H": spec.num_heads, "D": spec.head_size, "H * D": spec.row_size, "2 * H * D": 2 * spec.row_size}
     found["D stored"] = spec.stored_size
     return found if not spec.quantized else {**found, "scales": spec.num_scales}
 

@@ -101,6 +101,11 @@ class CacheSpec:
         return self.scale_dtype is not None
 
     @property
+    def unscaled(self) -> bool:
+        """Whether elements have 8 bits and no scales: those of a whole tensor are the caller's."""
+        return self.dtype.bits == 8 and self.scale_dtype is None
+
+    @property
     def record(self) -> records.Record:
         """What a token and head stores."""
         return records.Record(

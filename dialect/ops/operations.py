@@ -13,7 +13,7 @@ from mlir import ir
 
 from .. import layout, verify
 from ..base import Kv
-from ..buffers import FLOATS, Buffer, WithBuffers, storable, stored
+from ..buffers import FLOAT32, FLOATS, Buffer, WithBuffers, storable, stored
 from ..contents import Counts, Lengths, Offsets
 from ..effects import ReadsCache, ReadsMemory, TierOne, UpdatesCache, UpdatesMemory, WritesCache, WritesMemory
 from ..ext import I32, Operand
@@ -41,12 +41,14 @@ class AppendOp(WithBuffers, name="append", traits=[TierOne, WritesCache, ReadsMe
     value: Operand[Any] | None = None
     key_scale: Operand[Any] | None = None
     value_scale: Operand[Any] | None = None
+    tensor_scales: Operand[Any] | None = None
 
     contents = (Offsets("row_offsets", "key"), Lengths("collection", ("row_offsets",)))
 
     buffers = {
         "key": Buffer("T, H, D", storable), "value": Buffer("T, H, D", storable), "row_offsets": Buffer("B + 1"),
         "key_scale": Buffer("T, H, scales", FLOATS), "value_scale": Buffer("T, H, scales", FLOATS),
+        "tensor_scales": Buffer("2", FLOAT32),
     }  # fmt: skip
 
     def verify_buffers(self, spec: CacheSpec | None = None) -> bool:
@@ -54,6 +56,8 @@ class AppendOp(WithBuffers, name="append", traits=[TierOne, WritesCache, ReadsMe
         if (self.value is None) != spec.is_mla:
             has = "no value operand" if spec.is_mla else "a value operand"
             return verify.fail(self, f"takes {has} for this collection (is_mla = {str(spec.is_mla).lower()})")
+        if self.tensor_scales is not None and not spec.unscaled:
+            return verify.fail(self, "takes tensor_scales for an 8-bit cache without scales only")
         scaled = self.key_scale is not None or self.value_scale is not None
         if scaled and spec.zero:
             return verify.fail(

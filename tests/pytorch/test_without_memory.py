@@ -102,7 +102,7 @@ KINDS = {
 # Kinds of tensors that have memory and are not strided: these are tried at some of the entries.
 OTHER = ("meta", "sparse", "compressed", "mkldnn", "nested", "jagged")
 SOME = ("query", "query of lse", "freqs", "key", "blocks", "buffer")
-LATER = ("freed later", "moved later", "operand freed later")
+LATER = ("freed later", "moved later", "tables later", "operand freed later")
 
 
 def ok(make):
@@ -179,6 +179,15 @@ def entries():
 
     yield "freed later", pool, later(lambda x: x.untyped_storage().resize_(0))
     yield "moved later", pool, later(lambda x: x.untyped_storage().resize_(1 << 20))
+
+    def other_tables(blocks):
+        """Tables of other sequences, of a pool that is checked once: its memory went in between."""
+        made = kv.ForeignPages.flashinfer(blocks, *tables)
+        used(made.with_tables(*tables))
+        blocks.untyped_storage().resize_(0)
+        used(made.with_tables(*tables))
+
+    yield "tables later", lambda: torch.zeros(N, 2, P, H, D), other_tables
 
     def operand(buffer):
         keys = kv.LayoutTensorMHAOperand(buffer)

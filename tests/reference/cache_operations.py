@@ -36,7 +36,7 @@ def angles(rng: np.random.Generator, turned: int, positions: int = POSITIONS) ->
 # --- stores ------------------------------------------------------------------------------------------
 
 
-def append(a: Call, *, source: Any = None, scales: str = "") -> Model:
+def append(a: Call, *, source: Any = None, scales: str = "", tensor_scales: Any = None) -> Model:
     """New tokens; of 8 bits some are too large, and granules of zeros. ``scales`` of a type are given."""
     source = source or (a.wide if a.spec.quantized else None)
     key, value = a.rows(source, spread=2.0), None if a.spec.is_mla else a.rows(source, spread=2.0)
@@ -52,6 +52,8 @@ def append(a: Call, *, source: Any = None, scales: str = "") -> Model:
         given = {f"{half}_scale": np.abs(random_values(a.rng, shape, dtypes.of(scales))) / 300
                  for half in ("key", "value")}  # fmt: skip
         given["key_scale"][0], given["value_scale"][1] = 0, 1e-7  # which becomes 1; with which values saturate
+    if tensor_scales:
+        given["tensor_scales"], a.most = np.array(tensor_scales, np.float32), QUANTIZED
     a(kv.ops.append, a.c, a.layer, key, value, a.offsets, **given)
     inner = [x if x is None else a.of_tokens(x) for x in (key, value)]
     return lambda e: model.append(e, a.of, *inner, a.p.row_offsets, **given)

@@ -133,10 +133,12 @@ def store_padded(cache: KVCache, x: Any, valid_lengths: Any) -> None:
         write(cache, np.full(len(token), b), int(cached) + token, x[b, : len(token)])
 
 
-def append_to_cache(cache: KVCache, x: Any, row_offsets: Any, scale: Any = None) -> None:
-    """x [T, H, D] to one cache: quantized, converted, or as it is."""
+def append_to_cache(cache: KVCache, x: Any, row_offsets: Any, scale: Any = None, tensor_scale: Any = None) -> None:
+    """x [T, H, D] to one cache: quantized, divided by the scale of a tensor, converted, or as it is."""
     sequence, position = token_positions(row_offsets, cache.cache_lengths_nd())
     x = np.asarray(x)[: len(sequence)]
+    if tensor_scale is not None:
+        x = x.astype(np.float32) / np.float32(tensor_scale)
     if not cache.spec.quantized:
         write(cache, sequence, position, as_storage(x, cache.spec))
         return
@@ -147,12 +149,12 @@ def append_to_cache(cache: KVCache, x: Any, row_offsets: Any, scale: Any = None)
 
 def append(
     collection: KVCacheCollection, layer: int, key: Any, value: Any, row_offsets: Any, key_scale: Any = None,
-    value_scale: Any = None,
+    value_scale: Any = None, tensor_scales: Any = (None, None),
 ) -> None:  # fmt: skip
     """key and value [T, H, D] of the new tokens; value is None for an MLA collection."""
-    append_to_cache(collection.get_key_cache(layer), key, row_offsets, key_scale)
+    append_to_cache(collection.get_key_cache(layer), key, row_offsets, key_scale, tensor_scales[0])
     if not collection.is_mla:
-        append_to_cache(collection.get_value_cache(layer), value, row_offsets, value_scale)
+        append_to_cache(collection.get_value_cache(layer), value, row_offsets, value_scale, tensor_scales[1])
 
 
 # --- rotary embedding and normalisation ------------------------------------------------------------

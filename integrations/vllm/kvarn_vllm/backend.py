@@ -44,7 +44,6 @@ _INVARIANT = FixedSchedule(batch_invariant=True)
 class KvarnBackend(AttentionBackend):
     """What vLLM asks of a backend before the engine starts."""
 
-    accept_output_buffer = True
     supported_dtypes: ClassVar[list[torch.dtype]] = support.DTYPES
     supported_kv_cache_dtypes: ClassVar[list[Any]] = support.CACHE_DTYPES
     forward_includes_kv_cache_update = True
@@ -68,6 +67,18 @@ class KvarnBackend(AttentionBackend):
     @classmethod
     def supports_head_size(cls, head_size: int) -> bool:
         return support.supports_head_size(head_size)
+
+    @classmethod
+    def supports_batch_invariance(cls) -> bool:
+        return True
+
+    @classmethod
+    def supports_sink(cls) -> bool:
+        return True
+
+    @classmethod
+    def supports_sliding_window(cls) -> bool:
+        return True
 
     @classmethod
     def validate_configuration(
@@ -103,14 +114,13 @@ class KvarnBackend(AttentionBackend):
         return (KVCacheLayout.LBHNC,)
 
 
-@kv.kernel
-def tokens_before(
-    seq_lens: kv.Buffer[kv.i32, 1], offsets: kv.Buffer[kv.i32, 1], lengths: kv.Buffer[kv.i32, 1]
-):  # fmt: skip
-    """The tokens of each sequence before the step's own; 0 for the sequences that pad a graph's batch."""
-    b = kv.block_id.x * 128 + kv.thread_id.x
-    if b < lengths.shape[0]:
-        lengths[b] = kv.math.max(seq_lens[b] - (offsets[b + 1] - offsets[b]), 0)
+def tokens_before(seq_lens: torch.Tensor, starts: torch.Tensor, ends: torch.Tensor, out: torch.Tensor) -> None:
+    """The tokens of each sequence before the step's own; 0 for the sequences that pad a graph's batch.
+
+    Two launches of torch, which take the host less than one of a kernel of kvarn's language.
+    """
+    torch.add(seq_lens, starts, out=out)
+    torch.sub(out, ends, out=out)
 
 
 @dataclass
@@ -131,9 +141,9 @@ class KvarnBuilder(AttentionMetadataBuilder[KvarnMetadata]):
 
     def __init__(self, kv_cache_spec: Any, layer_names: list[str], vllm_config: Any, device: torch.device) -> None:
         super().__init__(kv_cache_spec, layer_names, vllm_config, device)
-        support.check_engine(vllm_config)
+        support.check_engine(vllm_config, kv_cache_spec)
         self._lengths = torch.zeros(vllm_config.scheduler_config.max_num_seqs, dtype=torch.int32, device=device)
-        self._views: dict[int, torch.Tensor] = {}
+        self._views: dict[tuple[int, int], tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = {}
         # Without drafts a step of a few new tokens is rare: one program serves all of them.
         self._few = _FEW if vllm_config.speculative_config is None else 1
         self._compile(layer_names, vllm_config)
@@ -151,7 +161,10 @@ class KvarnBuilder(AttentionMetadataBuilder[KvarnMetadata]):
         done = set()
         for layer in (layers[name] for name in layer_names):
             impl = layer.impl
-            if not isinstance(impl, KvarnAttention) or impl.kind in done:
+            if not isinstance(impl, KvarnAttention):
+                continue
+            impl._scaled(layer, self.device)  # before a capture, in which nothing is copied from the host
+            if impl.kind in done:
                 continue
             done.add(impl.kind)
             heads, size = impl.num_kv_heads, impl.head_size
@@ -171,21 +184,27 @@ class KvarnBuilder(AttentionMetadataBuilder[KvarnMetadata]):
         if step.causal is not True:
             raise NotImplementedError(f"kvarn-vllm does not serve attention that is not causal; {support.INSTEAD}")
         n, offsets, table = step.num_reqs, step.query_start_loc, step.block_table_tensor
-        lengths = self._views.get(n)
-        if lengths is None:
-            lengths = self._view(n)
-        tokens_before[-(-n // 128), 128](step.seq_lens, offsets, lengths)
+        views = self._views.get((n, offsets.data_ptr()))
+        if views is None:
+            views = self._views_of(n, offsets)
+        starts, ends, lengths = views
+        tokens_before(step.seq_lens, starts, ends, lengths)
         most = self._most(step.max_query_len)
         CALLS["steps"] += 1
         key = (n, most, lengths.data_ptr(), table.data_ptr(), table.shape[1], table.stride(0))
         return KvarnMetadata(offsets, lengths, table, most, key)
 
-    def _view(self, n: int) -> torch.Tensor:
-        """The lengths of n sequences, at one address; a batch of virtual sequences may have more than the engine's."""
-        if n > self._lengths.shape[0]:
-            return torch.zeros(n, dtype=torch.int32, device=self.device)
-        made = self._views[n] = self._lengths[:n]
-        return made
+    def _views_of(self, n: int, offsets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """The first and last rows of n sequences, and their lengths, at one address for every step of n sequences.
+
+        A batch of virtual sequences, which no graph has, may have more sequences than the engine.
+        """
+        fits = n <= self._lengths.shape[0]
+        lengths = self._lengths[:n] if fits else torch.zeros(n, dtype=torch.int32, device=self.device)
+        views = offsets[:n], offsets[1 : n + 1], lengths
+        if fits and len(self._views) < _COLLECTIONS:
+            self._views[n, offsets.data_ptr()] = views
+        return views
 
 
 class KvarnAttention(AttentionImpl[KvarnMetadata]):
@@ -228,12 +247,17 @@ class KvarnAttention(AttentionImpl[KvarnMetadata]):
             num_heads, self.num_kv_heads, head_size, kv_cache_dtype, sliding_window, logits_soft_cap,
             alibi_slopes is None, sinks is None,
         )  # fmt: skip
+        self._scales: tuple[float, float, torch.Tensor | None] = (1.0, 1.0, None)
         self._pool: torch.Tensor | None = None
         self._pages: kv.ForeignPages
         self._made: dict[tuple[int, ...], kv.ForeignPages] = {}
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
-        if self.sinks is not None:
+        if self.sinks is None:
+            return
+        if "sinks" in self._options:  # weights that are loaded again: captured graphs read the same memory
+            self._options["sinks"].copy_(self.sinks.detach())
+        else:
             self._options["sinks"] = self.sinks.detach().float()
 
     def _collection(self, pool: torch.Tensor, step: KvarnMetadata) -> kv.ForeignPages:
@@ -243,6 +267,8 @@ class KvarnAttention(AttentionImpl[KvarnMetadata]):
             self._pages = kv.ForeignPages.vllm(data, step.lengths, step.table, layout="packed")
             self._pool = pool
             self._made.clear()
+            if "alibi_slopes" in self._options:
+                self._options["alibi_slopes"] = self._options["alibi_slopes"].to(pool.device)
         elif len(self._made) >= _COLLECTIONS:
             self._made.clear()
         longest = step.table.shape[1] * pool.shape[2]
@@ -250,6 +276,14 @@ class KvarnAttention(AttentionImpl[KvarnMetadata]):
             step.lengths, step.table, max_seq_length=step.most, max_cache_length=longest
         )
         return made
+
+    def _scaled(self, layer: Any, device: torch.device) -> tuple[float, float, torch.Tensor | None]:
+        """The scales of an fp8 layer's keys and values, and the tensor of both for an append if they are not 1."""
+        found = layer._k_scale_float, layer._v_scale_float
+        if found != self._scales[:2]:
+            both = None if found == (1.0, 1.0) else torch.tensor(found, dtype=torch.float32, device=device)
+            self._scales = (*found, both)
+        return self._scales
 
     def forward(
         self,
@@ -272,16 +306,12 @@ class KvarnAttention(AttentionImpl[KvarnMetadata]):
         pages = self._made.get(step.key) if kv_cache is self._pool else None
         if pages is None:
             pages = self._collection(kv_cache, step)
-        scale, value_scale = self.scale, 1.0
+        scale, value_scale, scales = self.scale, 1.0, None
         if self.kv_cache_dtype in support.FP8:
-            key_scale, value_scale = layer._k_scale_float, layer._v_scale_float
+            key_scale, value_scale, scales = self._scaled(layer, output.device)
             scale *= key_scale
-            if key_scale != 1.0:
-                key = key / key_scale
-            if value_scale != 1.0:
-                value = value / value_scale
         if not self.shares:
-            kv.ops.append(pages, 0, key, value, step.offsets)
+            kv.ops.append(pages, 0, key, value, step.offsets, tensor_scales=scales)
         kv.ops.attention(pages, 0, query, step.offsets, scale=scale, out=output, **self._options)
         if value_scale != 1.0:
             output.mul_(value_scale)

@@ -57,6 +57,9 @@ def reasons(
         found.append(f"dtype {dtype}: {_listed(DTYPES)} are served")
     if kv_cache_dtype is not None and kv_cache_dtype not in CACHE_DTYPES:
         found.append(f"kv_cache_dtype {kv_cache_dtype}: {_listed(CACHE_DTYPES)} are served")
+    own = {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(str(kv_cache_dtype), dtype)
+    if own != dtype:
+        found.append(f"kv_cache_dtype {kv_cache_dtype} for a model of {dtype}: a cache of floats has the model's type")
     if block_size is not None and block_size % BLOCKS:
         found.append(f"block_size {block_size}: sizes are multiples of {BLOCKS}")
     if attn_type != "decoder":
@@ -73,8 +76,8 @@ def supports_head_size(size: int) -> bool:
     return size % HEADS == 0 and 0 < size <= LARGEST_HEAD
 
 
-def check_engine(config: Any) -> None:
-    """Refuse the options of an engine that change what a layer's metadata mean."""
+def check_engine(config: Any, spec: Any) -> None:
+    """Refuse the options of an engine, and the pages of a group of layers, that the backend has no answer to."""
     parallel, cache = config.parallel_config, config.cache_config
     found = []
     if parallel.data_parallel_size > 1:
@@ -87,6 +90,8 @@ def check_engine(config: Any) -> None:
         found.append("kv_sharing_fast_prefill")
     if getattr(config.model_config, "rswa_window", None) is not None:
         found.append("a sliding window with a prompt that stays visible")
+    if getattr(spec, "head_size_v", None) not in (None, spec.head_size):
+        found.append(f"values of {spec.head_size_v} elements with keys of {spec.head_size}")
     if found:
         raise ValueError("; ".join(f"kvarn-vllm does not serve {reason}; {INSTEAD}" for reason in found))
 

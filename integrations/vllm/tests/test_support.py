@@ -29,6 +29,7 @@ SERVED = {
         ({"dtype": torch.float64}, "torch.float64"),
         ({"kv_cache_dtype": "fp8_e5m2"}, "fp8_e5m2"),
         ({"kv_cache_dtype": "turboquant_k8v4"}, "turboquant_k8v4"),
+        ({"kv_cache_dtype": "float16"}, "for a model of torch.bfloat16"),
         ({"block_size": 24}, "block_size 24"),
         ({"attn_type": "encoder_only"}, "encoder_only"),
         ({"device_capability": (7, 5)}, r"\(7, 5\)"),
@@ -62,15 +63,17 @@ def test_an_engine_is_refused_when_it_starts(options, named):
         ({"calculate_kv_scales": True}, "calculate_kv_scales"),
         ({"kv_sharing_fast_prefill": True}, "kv_sharing_fast_prefill"),
         ({"rswa_window": 64}, "sliding window with a prompt"),
+        ({"head_size_v": 64}, "values of 64 elements with keys of 128"),
     ],
 )
 def test_options_of_an_engine_are_refused(change, named):
-    served = {"data_parallel_size": 1, "decode_context_parallel_size": 1}
-    of_all = SimpleNamespace(**served)
-    support.check_engine(SimpleNamespace(parallel_config=of_all, cache_config=of_all, model_config=of_all))
-    vars(of_all).update(change)
+    served = {"data_parallel_size": 1, "decode_context_parallel_size": 1, "head_size": 128, "head_size_v": 128}
+    every = SimpleNamespace(**served)
+    config = SimpleNamespace(parallel_config=every, cache_config=every, model_config=every)
+    support.check_engine(config, every)
+    vars(every).update(change)
     with pytest.raises(ValueError, match=f"{named}.*{support.INSTEAD}"):
-        support.check_engine(SimpleNamespace(parallel_config=of_all, cache_config=of_all, model_config=of_all))
+        support.check_engine(config, every)
 
 
 def test_a_model_of_other_heads_is_refused_when_it_starts(monkeypatch):

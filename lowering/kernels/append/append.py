@@ -32,11 +32,17 @@ from ..common import (
 from .quantize import Quantizer
 
 
-def copy_kernel(spec: CacheSpec, work: Work, rows: Rows, halves: int, early: bool, name: str = "append") -> Any:
-    """Rows of the storage type, or converted to it, are written to keys (and values)."""
+def copy_kernel(
+    spec: CacheSpec, work: Work, rows: Rows, halves: int, early: bool, name: str = "append", scaled: bool = False
+) -> Any:
+    """Rows of the storage type, or converted to it, are written to keys (and values).
+
+    If ``scaled``, the kernel takes the scales of all keys and of all values too, and divides rows by them.
+    """
     vectors, width = spec.head_size // rows.width, rows.width
 
-    def kernel(collection, layer: kv.i32, row_offsets, key, value):
+    @kv.func
+    def copy(collection, layer, row_offsets, key, value, scales):
         begin(early)
         caches = halves_of(collection, layer, halves)
         token, first = work.place()
@@ -49,12 +55,23 @@ def copy_kernel(spec: CacheSpec, work: Work, rows: Rows, halves: int, early: boo
                 position = collection.cache_length(b) + i
                 if in_range(collection, position):
                     for n in kv.static(range(halves)):
-                        caches[n].store(b, h, position, d, single(converted(loaded[n], spec.dtype)))
+                        row = kv.f32(loaded[n]) / scales[n] if scaled else loaded[n]
+                        caches[n].store(b, h, position, d, single(converted(row, spec.dtype)))
                     for item in range(first + work.step, work.items, work.step):
                         h, d = item // vectors, item % vectors * width
                         for n in kv.static(range(halves)):
                             more = rows.load((key, value)[n], token, h, d)
-                            caches[n].store(b, h, position, d, single(converted(more, spec.dtype)))
+                            row = kv.f32(more) / scales[n] if scaled else more
+                            caches[n].store(b, h, position, d, single(converted(row, spec.dtype)))
+
+    if scaled:
+
+        def kernel(collection, layer: kv.i32, row_offsets, key, value, tensor_scales):
+            copy(collection, layer, row_offsets, key, value, tensor_scales)
+    else:
+
+        def kernel(collection, layer: kv.i32, row_offsets, key, value):
+            copy(collection, layer, row_offsets, key, value, None)
 
     kernel.__name__ = name
     return kv.kernel(kernel)
@@ -116,8 +133,9 @@ def append(op: Any, at: Expansion) -> None:
     else:
         rows = Rows(vector_width(spec.head_size, types=(dtype, spec.dtype)), row_alignment(at.op))
         work = Work.of(at, spec.row_size // rows.width)
-        kernel = copy_kernel(spec, work, rows, halves, starts_early(at))
-        args = [op.collection, op.layer, op.row_offsets, op.key, value]
+        scaled = op.tensor_scales is not None
+        kernel = copy_kernel(spec, work, rows, halves, starts_early(at), scaled=scaled)
+        args = [op.collection, op.layer, op.row_offsets, op.key, value, *([op.tensor_scales] if scaled else [])]
     at.launch(
         kernel, args, (work.blocks(tokens), 1, 1), (work.threads, 1, 1), key=(rows, work), programmatic=starts_early(at)
     )

@@ -111,7 +111,6 @@ class ForeignPages(PagedKVCacheCollection):
         max_cache_length: int | None = None,
     ) -> ForeignPages:
         """As in :class:`PagedKVCacheCollection`."""
-        self.fields()  # refuses a pool whose memory is gone
         made = object.__new__(ForeignPages)
         made.scales, made.dims, made.given_extents, made._pool = self.scales, self.dims, self.given_extents, self._pool
         made._with_sequences(self.blocks, cache_lengths, lookup_table, *self._bounds(max_seq_length, max_cache_length))

@@ -29,6 +29,8 @@ def _check_append(seen: SimpleNamespace) -> None:
             raise ValueError(
                 f"{title}: {name} must be None: append computes scales and zeros of {spec.dtype.name} itself"
             )
+    if seen.tensor_scales is not None and not spec.unscaled:
+        raise ValueError(f"{title}: tensor_scales needs an 8-bit collection without scales, got {spec}")
     checks.declared(seen, apart=True)
     if seen.value is not None:
         checks.like(seen, "value", "key")
@@ -37,7 +39,10 @@ def _check_append(seen: SimpleNamespace) -> None:
     checks.same_tokens(seen, "key", "value", "key_scale", "value_scale")
 
 
-_APPEND = Operation("kv.append", {"key": 1, "value": 1, "key_scale": 1, "value_scale": 1}, _check_append)
+_APPEND = Operation(
+    "kv.append", {"key": 1, "value": 1, "key_scale": 1, "value_scale": 1, "tensor_scales": 0}, _check_append,
+    single=("tensor_scales",),
+)  # fmt: skip
 
 
 def append(
@@ -49,6 +54,7 @@ def append(
     *,
     key_scale: Any = None,
     value_scale: Any = None,
+    tensor_scales: Any = None,
     schedule: Schedule = None,
     stream: Any = None,
 ) -> None:
@@ -56,8 +62,9 @@ def append(
 
     Token i of sequence b goes to position ``cache_lengths[b] + i``. A token without a page in the table is dropped. A
     collection with scales quantizes, with one scale per granule: its largest magnitude over the storage type's largest
-    finite value (1 for a granule of zeros), or the given scales. An 8-bit cache without scales has unit scale: floats
-    are converted, saturating. The cache lengths do not change: see :func:`increment_cache_lengths`.
+    finite value (1 for a granule of zeros), or the given scales. An 8-bit cache without scales has unit scale, or
+    ``tensor_scales``: floats are converted, saturating. The cache lengths do not change: see
+    :func:`increment_cache_lengths`.
 
     Parameters
     ----------
@@ -71,13 +78,19 @@ def append(
         from the last on are not read, so T may be padded.
     key_scale, value_scale : f32, f16 or bf16 array-like [T, H, G], optional
         Quantization scales, rounded to the scale type; given together or not at all.
+    tensor_scales : f32 array-like [2], optional
+        The scale of all keys and that of all values, by which floats are divided before they are converted to an 8-bit
+        cache without scales. Attention does not know them: the first belongs into its ``scale``, the second onto its
+        output.
     schedule : mapping, optional
         The kernel's schedule; chosen by default.
     stream : optional
         An int, or an object with ``__cuda_stream__``; default: the current stream of the arguments' library.
     """
     layer = layer_of(collection, layer, "kv.ops.append")
-    scales = () if key_scale is None and value_scale is None else (key_scale, value_scale)
+    scales: tuple[Any, ...] = () if key_scale is None and value_scale is None else (key_scale, value_scale)
+    if tensor_scales is not None:
+        scales = (key_scale, value_scale, tensor_scales)
     _APPEND((collection, layer, key, row_offsets, value, *scales), (), schedule, stream)
 
 
