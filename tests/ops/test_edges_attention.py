@@ -122,6 +122,7 @@ VARIANTS: dict[str, tuple[Kernel, list[Mask]]] = {
     "few rows by a decode, others by tiles, padded": (DIVIDED.but(form=Padded()), [NULL]),
     "few rows by a decode, others by tiles, keys of others": (DIVIDED.but(own_keys=True), [NULL]),
     "few rows by a decode, others by tiles, two sources": (DIVIDED.but(form=OfTwoSources()), [CAUSAL]),
+    "few rows by a decode, others by tiles, block mask": (DIVIDED.but(form=ByBlocks(64, 16)), functions(16)[:1]),
     "few rows by a decode, others by tiles, chosen pages": (DIVIDED.but(**OF_PAGES, schedule=DIVIDED_PAGES), [CAUSAL]),
     "padded, tiles": (BY_TMA.but(form=Padded()), [NULL]),
     "padded, host": (ON_HOST.but(form=Padded()), [NULL, *windows(33)]),
