@@ -298,7 +298,7 @@ def test_attention_reads_the_values_that_elements_stand_for(place: str, group: i
 
 
 DECODES: dict[str, dict[str, Any]] = {
-    "groups of 32": {"group": 32},
+    "rotated groups of 32": {"group": 32, "rotation": 32},
     "rotated heads": {"rotation": 128},
     "rotated groups of 64": {"group": 64, "rotation": 64},
     "rotated blocks of 32 of heads of 96": {"group": 96, "size": 96, "rotation": 32},
