@@ -18,7 +18,7 @@ __all__ = ["NAMED", "Record", "named", "problems"]
 
 ELEMENTS = ("f32", "f16", "bf16", "f8e4m3", "f8e5m2", "i8", "i16", "i32")
 SCALE_DTYPES = ("f32", "f16", "bf16", "f8e8m0")
-# A product of a 4-bit element with one of these is exact in f32, so that every reader rounds the same way.
+# The sum of a 4-bit element and one of these is exact in f32, so that every reader rounds the same way.
 ZERO_DTYPES = ("f16",)
 ROW_BYTES = 16  # a row of packed elements is a multiple of this: the widest copy
 
@@ -27,7 +27,7 @@ ROW_BYTES = 16  # a row of packed elements is a multiple of this: the widest cop
 class Record:
     """What one token and head of a cache stores.
 
-    An element ``n`` of a group with scale ``s`` and zero ``z`` stands for ``n * s + z``, computed in f32 and rounded
+    An element ``n`` of a group with scale ``s`` and zero ``z`` stands for ``(n + z) * s``, computed in f32 and rounded
     once. Without a scale an element stands for itself.
 
     Parameters
@@ -40,7 +40,7 @@ class Record:
     group : int
         Consecutive elements of the head that share a scale.
     zero : bool
-        Whether each scale is followed by a zero of its type: the value of element 0.
+        Whether each scale is followed by a zero of its type: what is added to elements, so in units of the scale.
     rotation : int
         Of u4: elements per block that a Hadamard matrix rotates before they are quantized, a power of two that divides
         the group; 0 for none. Outliers of single channels are spread over their block. Loads give rotated values;

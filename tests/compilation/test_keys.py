@@ -297,21 +297,18 @@ SPECIALISATION = {
 CACHES = {
     "kind": ["fa3"], "dtype": [dtypes.f8e4m3], "num_heads": [4], "head_size": [32], "page_size": [32],
     "is_mla": [True], "scale_dtype": [dtypes.f16], "granularity": [8], "strides": [(16, 256)],
-    "zero": [True], "rotation": [16],
+    "zero": [True], "rotation": [64, 128],
 }  # fmt: skip
-
-
-PACKED = {"dtype": dtypes.u4, "scale_dtype": dtypes.f16, "zero": True, "head_size": 32, "granularity": 32}
-# What a spec needs besides a field's value: of a kind that takes both values, but for zeros, which only u4 has.
-NEEDED = {
-    "is_mla": {"num_heads": 1}, "kind": {"dtype": dtypes.f32, "scale_dtype": None, "granularity": 1},
-    "rotation": PACKED,
-}  # fmt: skip
+# Elements that share bytes always have zeros, and may be rotated.
+PACKED = {"dtype": dtypes.u4, "head_size": 128, "scale_dtype": dtypes.f16, "granularity": 128, "zero": True}
 
 
 def same_but(spec: layout.CacheSpec, field: str, value: Any) -> layout.CacheSpec:
-    """A spec with another value of a field."""
-    return replace(spec, **{**NEEDED.get(field, PACKED if field == "zero" else {}), field: value})
+    """A spec with another value of a field, of a kind that takes both."""
+    of_kind = {"num_heads": 1} if field == "is_mla" else {}
+    unscaled = {"dtype": dtypes.f32, "scale_dtype": None, "granularity": 1} if field == "kind" else {}
+    packed = PACKED if field in ("zero", "rotation") else {}
+    return replace(spec, **{**of_kind, **unscaled, **packed, field: value})
 
 
 def keys_of(what: Specialisation) -> dict[str, Any]:
@@ -323,7 +320,10 @@ def test_everything_that_a_program_is_specialised_for_is_part_of_both_keys():
     assert set(CACHES) == {f.name for f in dataclasses.fields(layout.CacheSpec)}
     variants = [replace(WHAT, **{name: value}) for name, values in SPECIALISATION.items() for value in values]
     for field, values in CACHES.items():
-        specs = [replace(SPEC, **NEEDED.get(field, {})), *(same_but(SPEC, field, value) for value in values)]
+        base = SPEC if field != "kind" else replace(SPEC, dtype=dtypes.f32, scale_dtype=None, granularity=1)
+        base = replace(base, num_heads=1) if field == "is_mla" else base
+        base = replace(base, **PACKED) if field == "rotation" else base
+        specs = [base, *(same_but(SPEC, field, value) for value in values)]
         made = [replace(WHAT, operands=(("cache", HandleType("cache", spec)),)) for spec in specs]
         for a, b in itertools.combinations(made, 2):
             assert keys_of(a)[COMPILE] != keys_of(b)[COMPILE], field

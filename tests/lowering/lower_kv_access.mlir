@@ -56,7 +56,8 @@ gpu.module @kernels {
   // CHECK:         %[[LOW:.*]] = arith.andi %[[B]], %{{.*}} : vector<4xi8>
   // CHECK:         %[[HIGH:.*]] = arith.shrui %[[B]], %{{.*}} : vector<4xi8>
   // CHECK:         vector.interleave %[[LOW]], %[[HIGH]]
-  // CHECK:         llvm.intr.fmuladd
+  // CHECK:         %[[SUM:.*]] = arith.addf
+  // CHECK:         arith.mulf %[[SUM]]
   gpu.func @packed(%c: !int4, %b: i32, %page: i32, %out: !llvm.ptr<1>) kernel {
     %v = "kv.load"(%c, %b, %b, %b, %b, %page) {width = 8 : i64, kv.alignment = 4 : i64} : (!int4, i32, i32, i32, i32, i32) -> vector<8xf32>
     llvm.store %v, %out : vector<8xf32>, !llvm.ptr<1>

@@ -115,7 +115,7 @@ class Quantizer:
 
     @kv.func
     def write_with_zero(self, cache: Any, b: Any, h: Any, position: Any, part: Any, active: Any, held: Any) -> None:
-        """:meth:`write` for a granule with a zero: its least value, from which the scale reaches to its greatest.
+        """:meth:`write` for a granule with a zero: its least value, in units of the scale.
 
         Granules divide the head and are in registers.
         """
@@ -125,24 +125,23 @@ class Quantizer:
             least, greatest = kv.math.min(least, x), kv.math.max(greatest, x)
         least = -self.group.max((-least).reduce("max"))
         greatest = self.group.max(greatest.reduce("max"))
-        zero = dtype(kv.math.max(kv.math.min(least, dtype.largest), -dtype.largest))
-        reach = kv.math.max((greatest - kv.f32(zero)) * (1.0 / self.spec.dtype.largest), 0.0)
+        reach = kv.math.max((greatest - least) * (1.0 / self.spec.dtype.largest), kv.math.abs(least) * 2.0**-15)
         scale, in_cache = stored_scale(kv.math.min(reach, dtype.largest), dtype)
         inverse = 1.0 / scale
+        zero = dtype(kv.math.max(kv.math.min(least * inverse, dtype.largest), -dtype.largest))
         if active:
             for k in kv.static(range(self.chunks)):
-                elements = self.elements(held[k] - kv.f32(zero), inverse)
+                elements = self.elements(kv.math.fma(held[k], inverse, -kv.f32(zero)))
                 cache.store(b, h, position, first + k * step, single(elements))
             if part % self.group.lanes == 0:
                 cache.store_scale(b, h, position, first, kv.from_lanes([in_cache, zero], dtype))
 
     @kv.func
-    def elements(self, x: Any, inverse: Any) -> Any:
-        """f32 values from a zero up, a multiple of 8, times the inverse of a scale, as bytes of two 4-bit elements."""
+    def elements(self, x: Any) -> Any:
+        """f32 values, a multiple of 8, rounded to 4-bit elements, as bytes of two."""
         # In a sum with this number an f32 is rounded to a whole one, in the sum's lowest bits.
         base = 1.5 * 2**23
-        found = kv.math.fma(x, inverse, base)
-        bits = kv.bitcast(kv.math.max(kv.math.min(found, base + self.spec.dtype.largest), base), kv.u32)
+        bits = kv.bitcast(kv.math.max(kv.math.min(x, self.spec.dtype.largest), 0.0) + base, kv.u32)
         words = []
         for n in kv.static(range(0, self.width, 8)):
             word = kv.u32(_PACKED_BASES)

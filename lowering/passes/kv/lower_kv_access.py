@@ -238,7 +238,7 @@ def lower_load(op: Any, options: Options) -> ir.Value:
 
 
 def scaled(value: ir.Value, scale: ir.Value, result: ir.Type, zero: ir.Value | None = None) -> ir.Value:
-    """value * scale + zero, computed in f32 and rounded once to the result's type."""
+    """(value + zero) * scale, computed in f32 and rounded once to the result's type."""
     f32 = ir.F32Type.get()
     is_vector = isinstance(result, ir.VectorType)
     wide = ir.VectorType.get(ir.VectorType(result).shape, f32) if is_vector else f32
@@ -248,7 +248,7 @@ def scaled(value: ir.Value, scale: ir.Value, result: ir.Type, zero: ir.Value | N
 
     by = factor(scale)
     x = convert(value, wide)
-    return convert(arith.mulf(x, by) if zero is None else llvm.intr_fmuladd(x, by, factor(zero)), result)
+    return convert(arith.mulf(x if zero is None else arith.addf(x, factor(zero)), by), result)
 
 
 def convert(value: ir.Value, result: ir.Type) -> ir.Value:

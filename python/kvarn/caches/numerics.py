@@ -44,13 +44,14 @@ def saturating_cast(values: Any, dtype: DType) -> np.ndarray:
 
 
 def dequantize(stored: np.ndarray, scale: np.ndarray, dtype: DType, zero: np.ndarray | None = None) -> np.ndarray:
-    """``stored * scale + zero``, computed in f32 for every scale type, rounded once to ``dtype``.
+    """``(stored + zero) * scale``, computed in f32 for every scale type, rounded once to ``dtype``.
 
-    With zeros the product is exact, since elements have 4 bits and scales 16.
+    The sum is exact, since elements with zeros have 4 bits.
     """
     with np.errstate(over="ignore", invalid="ignore"):
-        found = stored.astype(np.float32) * scale.astype(np.float32)
-        return saturating_cast(found if zero is None else found + zero.astype(np.float32), dtype)
+        found = stored.astype(np.float32)
+        found = found if zero is None else found + zero.astype(np.float32)
+        return saturating_cast(found * scale.astype(np.float32), dtype)
 
 
 def default_load_dtype(storage: DType, quantized: bool) -> DType:
@@ -64,9 +65,10 @@ def default_load_dtype(storage: DType, quantized: bool) -> DType:
 def encode(record: Record, values: Any) -> tuple[np.ndarray, np.ndarray]:
     """Quantize heads to 4-bit elements with zeros, as ``append`` does.
 
-    A group's zero is its least value, and its scale a fifteenth of the distance from that to the greatest value, both
-    rounded to the type of the scales, and at most its largest number; a scale of zero becomes one. Elements are values
-    above the zero times the inverse of the scale as f32, rounded to even.
+    A group's scale is a fifteenth of the distance from its least value to its greatest, but at least 2^-15 of the
+    least one's magnitude, rounded to the type of the scales and at most its largest number; a scale of zero becomes
+    one. Its zero is the least value over the scale, rounded. Elements are values over the scale less the zero, rounded
+    to even. All divisions are products with the inverse of the scale as f32.
 
     Parameters
     ----------
@@ -89,13 +91,15 @@ def encode(record: Record, values: Any) -> tuple[np.ndarray, np.ndarray]:
     x = rotated(x, record.rotation)
     x = x.reshape(*shape[:-1], groups, record.group)
     most, last = np.float32(of_scale.largest), np.float32(record.elements.largest)
-    zero = np.clip(x.min(-1), -most, most).astype(of_scale.numpy).astype(np.float32)
-    with np.errstate(under="ignore"):
-        scale = np.minimum((x.max(-1) - zero) * (np.float32(1) / last), most)
-        scale = np.maximum(scale, np.float32(0)).astype(of_scale.numpy).astype(np.float32)
-    scale = np.where(scale == 0, np.float32(1), scale)
-    steps = (x - zero[..., None]).astype(np.float64) * (np.float32(1) / scale)[..., None]  # exact products
-    elements = np.clip(np.rint(steps), 0, last).astype(np.uint8)
+    least, f32 = x.min(-1), np.float32
+    with np.errstate(under="ignore", over="ignore"):
+        scale = np.maximum((x.max(-1) - least) * (f32(1) / last), np.abs(least) * f32(2.0**-15))
+        scale = np.minimum(scale, most).astype(of_scale.numpy).astype(f32)
+        inverse = f32(1) / np.where(scale == 0, f32(1), scale)
+        zero = np.clip(least * inverse, -most, most).astype(of_scale.numpy).astype(f32)
+    steps = x.astype(np.float64) * inverse[..., None] - zero[..., None]  # one rounding, as that of a fused product
+    elements = np.clip(np.rint(steps.astype(f32)), 0, last).astype(np.uint8)
+    scale = np.where(scale == 0, f32(1), scale)
     pairs = np.stack((scale, zero), -1).astype(of_scale.numpy)
     return packed(elements.reshape(shape)), pairs.reshape(*shape[:-1], 2 * groups)
 

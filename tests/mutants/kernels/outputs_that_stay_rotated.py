@@ -4,4 +4,4 @@
 SYMBOL = "kvarn.lowering.kernels.attention.decode.kernel:decode_kernel"
 OLD = "if c.spec.rotation:"
 NEW = "if False:"
-CAUGHT_BY = ("tests/caches/test_records.py::test_attention_reads_the_values_that_elements_stand_for",)
+CAUGHT_BY = ("tests/caches/test_records.py::test_the_decode_kernel_reads_packed_elements[rotated groups of 32]",)

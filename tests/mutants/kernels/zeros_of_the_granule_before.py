@@ -4,4 +4,4 @@
 SYMBOL = "kvarn.lowering.kernels.attention.decode.kernel:decode_kernel"
 OLD = "g % 8 * 4 + (lane & 3)"
 NEW = "lane & 3"
-CAUGHT_BY = ("tests/caches/test_records.py::test_the_decode_kernel_reads_packed_elements[groups of 32]",)
+CAUGHT_BY = ("tests/caches/test_records.py::test_the_decode_kernel_reads_packed_elements[rotated groups of 32]",)

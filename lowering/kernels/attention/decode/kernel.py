@@ -26,7 +26,7 @@ unevenly loaded. This kernel keeps only enough copies in flight to reach the mem
 8-bit and 4-bit elements are converted to f16 in pairs (:mod:`decode.products`). K's scales multiply the scores; V's
 multiply the weights, divided by the largest power of two so far, which keeps them in f16's range. Where 16 elements
 have several scales, the scales multiply the elements, K's divided by such a power of two of the tile. Zeros never meet
-elements: K's multiply sums of the query, and V's are summed with the weights beside the output.
+elements: K's multiply sums of the query, and V's are summed with the scaled weights beside the output.
 """
 
 from __future__ import annotations

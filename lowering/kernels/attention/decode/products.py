@@ -335,9 +335,9 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
                         scale = [scales[half][g][0] for half in range(2)]
                     for i in kv.static(range(4)):
                         one = both[ks % 2][i] if GS == 1 else both[0][i] + both[1][i]
+                        if ZS:  # q . (n + zero) = q . n + sum(q) * zero
+                            one = one + q[NT + nt][2 * g + i % 2] * scales[i // 2][g][1]
                         found[i] = found[i] + one * scale[i // 2]
-                        if ZS:  # q . (n * scale + zero) = (q . n) * scale + sum(q) * zero
-                            found[i] = found[i] + q[NT + nt][2 * g + i % 2] * scales[i // 2][g][1]
                     both = [[kv.f32(0.0)] * 4, [kv.f32(0.0)] * 4]
         if not GC or SCALED:
             found = [both[0][i] + both[1][i] if QS > 1 else both[0][i] for i in range(4)]
@@ -432,14 +432,18 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
         if ZS:
             plain = [weights(p[nt], stage, unit, 0, mt, lane) for nt in range(NT)]
             scales, of_zeros = pairs_of_values(stage, mt, lane)
-            for nt in kv.static(range(NT)):  # sum(p * (n * scale + zero)) = sum(p * scale * n) + sum(p * zero)
-                zeros[4 * nt : 4 * nt + 4] = multiplied(of_zeros, plain[nt], zeros[4 * nt : 4 * nt + 4])
         for t in kv.static(range(cdiv(KS, step))):
             for u in kv.static(range(min(step, KS - t * step))):
                 ks = t * step + u
                 if ks % GS == 0:  # a new granule: the first, or one with its own scales
-                    if ZS:
-                        b = [times(plain[nt], scales[granule_of(ks)]) for nt in range(NT)]
+                    if ZS:  # sum(w * (n + zero)) = sum(w * n) + sum(w * zero) with the weights w = p * scale
+                        g = granule_of(ks)
+                        b = [times(plain[nt], scales[g]) for nt in range(NT)]
+                        own = of_zeros
+                        if GN > 1:  # only the granule's row
+                            own = [kv.where((lane >> 2) + i % 2 * 8 == g, x, 0) for i, x in enumerate(of_zeros)]
+                        for nt in kv.static(range(NT)):
+                            zeros[4 * nt : 4 * nt + 4] = multiplied(own, b[nt], zeros[4 * nt : 4 * nt + 4])
                     else:
                         b = [weights(p[nt], stage, unit, granule_of(ks), mt, lane) for nt in range(NT)]
                 if u == 0:
