@@ -13,8 +13,8 @@
 // An optional operand that is not there is left out; the printed form has names where sizes would have to be counted.
 // CHECK-LABEL: func.func @optional(
 // CHECK-SAME:    %[[L:.*]]: !kv.collection<{{.*}}>, %[[C:.*]]: !kv.collection<{{.*}}>, %[[I:.*]]: i32, %[[R:.*]]: memref<?x1x576xbf16>, %[[K:.*]]: memref<?x8x128xbf16>, %[[V:.*]]: memref<?x8x128xbf16>, %[[O:.*]]: memref<?xi32>)
-// CHECK:         "kv.append"(%[[L]], %[[I]], %[[R]], %[[O]]) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 0, 0, 0>} : (!kv.collection{{.*}}, i32, memref<?x1x576xbf16>, memref<?xi32>) -> ()
-// CHECK:         "kv.append"(%[[C]], %[[I]], %[[K]], %[[O]], %[[V]]) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 0, 0>} : (!kv.collection{{.*}}, i32, memref<?x8x128xbf16>, memref<?xi32>, memref<?x8x128xbf16>) -> ()
+// CHECK:         "kv.append"(%[[L]], %[[I]], %[[R]], %[[O]]) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 0, 0, 0, 0>} : (!kv.collection{{.*}}, i32, memref<?x1x576xbf16>, memref<?xi32>) -> ()
+// CHECK:         "kv.append"(%[[C]], %[[I]], %[[K]], %[[O]], %[[V]]) {operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 0, 0, 0>} : (!kv.collection{{.*}}, i32, memref<?x8x128xbf16>, memref<?xi32>, memref<?x8x128xbf16>) -> ()
 // NAMED-LABEL: func.func @optional(
 // NAMED:         "kv.append"(collection = %{{.*}}, layer = %[[I:.*]], key = %{{.*}}, row_offsets = %[[O:[^ ]*]]) : (
 // NAMED:         "kv.append"(collection = %{{.*}}, layer = %[[I]], key = %{{.*}}, row_offsets = %[[O]], value = %{{[^ ]*}}) : (
@@ -28,7 +28,7 @@ func.func @optional(%l: !latent, %c: !pool, %i: i32, %r: memref<?x1x576xbf16>, %
 // Names stand in any order, and types as the names do; comments and lines are anywhere.
 // CHECK-LABEL: func.func @any_order(
 // CHECK-SAME:    %[[C:.*]]: !kv.collection<{{.*}}>, %[[I:.*]]: i32, %[[K:.*]]: memref<?x8x128xbf16>, %[[V:.*]]: memref<?x8x128xbf16>, %[[O:.*]]: memref<?xi32>)
-// CHECK:         "kv.append"(%[[C]], %[[I]], %[[K]], %[[O]], %[[V]]) {mark = "key = %x, // {", operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 0, 0>} : (!kv.collection{{.*}}, i32, memref<?x8x128xbf16>, memref<?xi32>, memref<?x8x128xbf16>) -> ()
+// CHECK:         "kv.append"(%[[C]], %[[I]], %[[K]], %[[O]], %[[V]]) {mark = "key = %x, // {", operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 0, 0, 0>} : (!kv.collection{{.*}}, i32, memref<?x8x128xbf16>, memref<?xi32>, memref<?x8x128xbf16>) -> ()
 // Locations are those of the text.
 // LINES:         "kv.append"{{.*}} {mark = {{.*}} loc(#[[APPEND:.*]])
 // LINES:         #[[APPEND]] = loc("{{.*}}named_operands.mlir":[[#@LINE+2]]:3)

@@ -196,7 +196,7 @@ func.func @slower(%c: !pool, %s: !small, %layer: i32, %q: !rows, %w: !whole, %of
 
 // A mixed batch: sequences of few new tokens go to a decode kernel, if the launch finds the batch uneven.
 // CHECK-LABEL: func.func @mixed
-// CHECK:         decode_blocks = {{.*}}decode_max_batch = 128 : i64, {{.*}}decode_threshold = 4 : i64, {{.*}}kind = "tile", {{.*}}uneven = true
+// CHECK:         decode_blocks = {{.*}}decode_max_batch = 128 : i64, {{.*}}decode_share = 10 : i64, {{.*}}decode_threshold = 2 : i64, {{.*}}kind = "tile", {{.*}}uneven = true
 // CHECK:         decode_threshold = 2 : i64, {{.*}}uneven = false
 // CHECK-NOT:     uneven
 // CHECK:         return

@@ -7,6 +7,7 @@ If the cache quantizes, a group of threads has one granule and computes its larg
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from kvarn import dsl as kv
@@ -32,49 +33,66 @@ from ..common import (
 from .quantize import Quantizer
 
 
-def copy_kernel(
-    spec: CacheSpec, work: Work, rows: Rows, halves: int, early: bool, name: str = "append", scaled: bool = False
-) -> Any:
-    """Rows of the storage type, or converted to it, are written to keys (and values).
+@dataclass(frozen=True)
+class RowCopy:
+    """How rows of the storage type, or converted to it, are written to keys (and values)."""
 
-    If ``scaled``, the kernel takes the scales of all keys and of all values too, and divides rows by them.
-    """
-    vectors, width = spec.head_size // rows.width, rows.width
+    spec: CacheSpec
+    work: Work
+    rows: Rows
+    halves: int
+    early: bool
 
     @kv.func
-    def copy(collection, layer, row_offsets, key, value, scales):
-        begin(early)
+    def write(self, collection: Any, layer: Any, row_offsets: Any, new: Any, tensor_scales: Any = None) -> None:
+        """Write this thread's share of ``new``, the rows of keys and of values, divided by the two tensor scales."""
+        spec, work, rows, halves = self.spec, self.work, self.rows, self.halves
+        vectors, width = spec.head_size // rows.width, rows.width
+        begin(self.early)
         caches = halves_of(collection, layer, halves)
         token, first = work.place()
-        if (token < key.shape[0]) & (first < work.items):
+        if (token < new[0].shape[0]) & (first < work.items):
             # The first item is in flight while the token's sequence and page are looked up.
             h, d = first // vectors, first % vectors * width
-            loaded = [rows.load(x, token, h, d) for x in (key, value)[:halves]]
-            b, inside, i = sequence_of(row_offsets, token, key.shape[0])
+            loaded = [rows.load(x, token, h, d) for x in new[:halves]]
+            b, inside, i = sequence_of(row_offsets, token, new[0].shape[0])
             if inside:
                 position = collection.cache_length(b) + i
                 if in_range(collection, position):
                     for n in kv.static(range(halves)):
-                        row = kv.f32(loaded[n]) / scales[n] if scaled else loaded[n]
+                        row = scaled(loaded[n], tensor_scales, n)
                         caches[n].store(b, h, position, d, single(converted(row, spec.dtype)))
                     for item in range(first + work.step, work.items, work.step):
                         h, d = item // vectors, item % vectors * width
                         for n in kv.static(range(halves)):
-                            more = rows.load((key, value)[n], token, h, d)
-                            row = kv.f32(more) / scales[n] if scaled else more
+                            row = scaled(rows.load(new[n], token, h, d), tensor_scales, n)
                             caches[n].store(b, h, position, d, single(converted(row, spec.dtype)))
 
-    if scaled:
 
-        def kernel(collection, layer: kv.i32, row_offsets, key, value, tensor_scales):
-            copy(collection, layer, row_offsets, key, value, tensor_scales)
-    else:
+def copy_kernel(copy: RowCopy, name: str = "append") -> Any:
+    """The kernel that copies rows."""
 
-        def kernel(collection, layer: kv.i32, row_offsets, key, value):
-            copy(collection, layer, row_offsets, key, value, None)
+    def kernel(collection, layer: kv.i32, row_offsets, key, value):
+        copy.write(collection, layer, row_offsets, (key, value))
 
     kernel.__name__ = name
     return kv.kernel(kernel)
+
+
+def scaled_copy_kernel(copy: RowCopy) -> Any:
+    """The kernel that copies rows divided by the scale of all keys, or of all values."""
+
+    @kv.kernel
+    def append_scaled(collection, layer: kv.i32, row_offsets, key, value, tensor_scales):
+        copy.write(collection, layer, row_offsets, (key, value), tensor_scales)
+
+    return append_scaled
+
+
+@kv.func
+def scaled(row: Any, tensor_scales: Any, half: int) -> Any:
+    """Elements of a row of keys (``half`` 0) or values, divided by the scale of all of them, if there is one."""
+    return row if tensor_scales is None else kv.f32(row) / tensor_scales[half]
 
 
 @kv.func
@@ -133,9 +151,12 @@ def append(op: Any, at: Expansion) -> None:
     else:
         rows = Rows(vector_width(spec.head_size, types=(dtype, spec.dtype)), row_alignment(at.op))
         work = Work.of(at, spec.row_size // rows.width)
-        scaled = op.tensor_scales is not None
-        kernel = copy_kernel(spec, work, rows, halves, starts_early(at), scaled=scaled)
-        args = [op.collection, op.layer, op.row_offsets, op.key, value, *([op.tensor_scales] if scaled else [])]
+        copy = RowCopy(spec, work, rows, halves, starts_early(at))
+        args = [op.collection, op.layer, op.row_offsets, op.key, value]
+        if op.tensor_scales is None:
+            kernel = copy_kernel(copy)
+        else:
+            kernel, args = scaled_copy_kernel(copy), [*args, op.tensor_scales]
     at.launch(
         kernel, args, (work.blocks(tokens), 1, 1), (work.threads, 1, 1), key=(rows, work), programmatic=starts_early(at)
     )
@@ -147,7 +168,7 @@ def store_ragged(op: Any, at: Expansion) -> None:
     rows = Rows(vector_width(spec.head_size, types=(spec.dtype,)), row_alignment(at.op))
     work = Work.of(at, spec.row_size // rows.width)
     args = [op.cache, at.constant(0), op.row_offsets, op.x, op.x]
-    kernel = copy_kernel(spec, work, rows, 1, False, "store_ragged")
+    kernel = copy_kernel(RowCopy(spec, work, rows, 1, False), "store_ragged")
     at.launch(kernel, args, (work.blocks(at.dim(op.x, 0)), 1, 1), (work.threads, 1, 1))
 
 

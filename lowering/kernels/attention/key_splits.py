@@ -76,6 +76,17 @@ def partial_row(tile: Any, max_splits: Any, split: Any, rows: int) -> Any:
     return (tile * max_splits + split) * rows
 
 
+@kv.func
+def weights_of(ends, row, pitch, num_splits, lane):
+    """(m, l) of a row, and the weight of the lane's split: 2^(its m - the row's m); ``pitch``: rows between splits."""
+    mine, total = kv.f32(LOWEST), kv.f32(0.0)
+    if lane < num_splits:
+        mine, total = ends[row + lane * pitch, 0], ends[row + lane * pitch, 1]
+    m = kv.warp_reduce(mine, "max")
+    mine = weight(mine, m)
+    return m, kv.warp_reduce(total * mine, "add"), mine
+
+
 def combine_kernel(s: TileKernel, programmatic: bool = True) -> Any:
     """The kernel that combines the partial results of a tile kernel.
 
@@ -85,16 +96,6 @@ def combine_kernel(s: TileKernel, programmatic: bool = True) -> Any:
     case, rows, keys, least, most = s.case, s.rows, s.keys, s.least, s.most
     FIRST, V = s.first_column, s.values
     vectors_per_lane = cdiv(V, 32 * WIDTH)
-
-    @kv.func
-    def weights_of(ends, row, num_splits, lane):
-        """(m, l) of a row, and the weight of the lane's split: 2^(its m - the row's m)."""
-        mine, total = kv.f32(LOWEST), kv.f32(0.0)
-        if lane < num_splits:
-            mine, total = ends[row + lane * rows, 0], ends[row + lane * rows, 1]
-        m = kv.warp_reduce(mine, "max")
-        mine = weight(mine, m)
-        return m, kv.warp_reduce(total * mine, "add"), mine
 
     @kv.func
     def combine_row(a, t, queries, tile, r, place, lane):
@@ -111,7 +112,7 @@ def combine_kernel(s: TileKernel, programmatic: bool = True) -> Any:
                 num_splits = quotient(high - low + (each - 1), each)
                 row, token = partial_row(tile, splits, 0, rows) + r, (row0 + r) // case.group
                 h = head * case.group + (row0 + r) % case.group
-                m, l, mine = weights_of(t.ends, row, num_splits, lane)
+                m, l, mine = weights_of(t.ends, row, rows, num_splits, lane)
                 place = (*queries.at(base, token), h)
                 before = None if a.prior is None else a.prior_lse[place]
                 m, l, factor, of_prior = finished(m, l, None if a.sinks is None else a.sinks[h], before)

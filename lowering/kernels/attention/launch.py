@@ -59,7 +59,8 @@ def launch(config: TileConfig, at: Expansion, op: Any, few: Ix | None = None) ->
             if config.occupancy > 1:
                 splits = splits.greatest(halved(filled, slots, longest, least))
             if few is not None:  # multiprocessors are free for tiles at different times: several short ones each
-                waves = slots * measured("divided_waves", at.target) // filled
+                bits = "8" if config.case.spec.converted else "16"
+                waves = slots * measured("divided_waves", at.target)[bits] // filled
                 waves = waves.least(longest // least).least(at.constant(measured("splits_by_shape", at.target)))
                 splits, held = (
                     splits.greatest(few.least(1) * waves),

@@ -150,6 +150,23 @@ def decode_kernel(c: DecodeConfig) -> Any:
         return stages.ptr((kv.warp_id() - slice) * c.warp_bytes), place + (number * MT + mt) * (NT * 512), slice
 
     @kv.func
+    def needs_mask(tile, tokens, lane, start, keys):
+        """Whether some row of a tile does not see all its keys: only tiles at the ends of the bounds need the mask."""
+        # All rows attend to [last row's first, first row's end).
+        seen_first, seen_end = c.case.mask.first(start + c.max_queries - 1), c.case.mask.end(start, keys)
+        if c.case.by_lists:
+            edge = ~stream.within(tile, tokens, lane, seen_first, seen_end)
+        else:
+            edge = tile * TT + TT > seen_end
+            if c.case.mask.has_first:
+                edge = edge | (tile * TT < seen_first)
+        if c.case.blocks:
+            edge = ~stream.seen_whole(tokens, keys)
+        elif c.case.mask.evaluated:
+            edge = True
+        return edge
+
+    @kv.func
     def attend(a, own, here, query, m, l, o, scaling, of, functions):
         """Process one tile: scores, online softmax, weighted values.
 
@@ -177,19 +194,7 @@ def decode_kernel(c: DecodeConfig) -> Any:
                         token = stream.token_of(tile, mt * 16 + (lane >> 2) + 8 * (i // 2), tokens)
                         place = places[2 * nt + i % 2]
                         scores[-1] = modified_one(c.case, scores[-1], b, *place, token, slopes, arrays)
-        # Only tiles at the ends of the bounds need the mask: all rows attend to [last row's first, first row's end).
-        seen_first, seen_end = c.case.mask.first(start + c.max_queries - 1), c.case.mask.end(start, keys)
-        if c.case.by_lists:
-            edge = ~stream.within(tile, tokens, lane, seen_first, seen_end)
-        else:
-            edge = tile * TT + TT > seen_end
-            if c.case.mask.has_first:
-                edge = edge | (tile * TT < seen_first)
-        if c.case.blocks:
-            edge = ~stream.seen_whole(tokens, keys)
-        elif c.case.mask.evaluated:
-            edge = True
-        if edge:
+        if needs_mask(tile, tokens, lane, start, keys):
             for mt in kv.static(range(MT)):
                 for nt in kv.static(range(NT)):
                     for i in kv.static(range(4)):
