@@ -50,6 +50,11 @@ _CASTS: dict[str, tuple[str, str, Callable[[int, int], bool]]] = {
 _ALIGNED = frozenset(["llvm.load", "llvm.store", "llvm.alloca", "llvm.atomicrmw", "llvm.cmpxchg", "llvm.mlir.global"])
 _MOST_ALIGNMENT = 1 << 32
 _TYPED = ("elem_type", "global_type")  # attributes with a type of memory
+# Attributes of LLVM functions that a kernel may have by name: LLVM's verifier ends the process on a wrong value.
+_DENORMAL = ("denormal-fp-math", "denormal-fp-math-f32")
+_DENORMAL_MODES = re.compile(
+    r"(ieee|preserve-sign|positive-zero|dynamic)(,(ieee|preserve-sign|positive-zero|dynamic))?"
+)
 
 
 def check_translatable(module: ir.Module) -> None:
@@ -77,6 +82,8 @@ def check_translatable(module: ir.Module) -> None:
             if not 0 <= alignment <= _MOST_ALIGNMENT or alignment & (alignment - 1):
                 fail(op, f"alignment must be a power of two of at most {_MOST_ALIGNMENT}, got {alignment}")
             continue
+        if op.name == "llvm.func":
+            _check_function(op)
         if op.name == "llvm.inline_asm":
             _check_assembly(op)
         if op.name == "llvm.shufflevector":
@@ -88,6 +95,20 @@ def check_translatable(module: ir.Module) -> None:
         wanted, other, holds = _CASTS[op.name]
         if kinds != (wanted, other) or not holds(*widths) or _lanes(source) != _lanes(result):
             fail(op, f"cannot cast {source} to {result}")
+
+
+def _check_function(op: ir.Operation) -> None:
+    """Attributes that a function passes through to LLVM IR are modes of denormals, with values that LLVM knows."""
+    given = [
+        [str(part) for part in entry] if isinstance(entry, ir.ArrayAttr) else [str(entry)]
+        for entry in (op.attributes["passthrough"] if "passthrough" in op.attributes else ())
+    ]
+    written = {f'"{name}"': name.replace("-", "_") for name in _DENORMAL}
+    given += [[name, str(op.attributes[own])] for name, own in written.items() if own in op.attributes]
+    for entry in given:
+        if len(entry) != 2 or entry[0] not in written or not _DENORMAL_MODES.fullmatch(entry[1].strip('"')):
+            what = " ".join(entry)
+            fail(op, f"a function passes through {' and '.join(_DENORMAL)} with a mode or two of denormals, got {what}")
 
 
 # One constraint of inline assembly that LLVM accepts: registers by letter or name, or the number of an output.

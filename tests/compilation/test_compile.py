@@ -274,6 +274,26 @@ def test_operations_of_llvm_are_checked_before_llvm_gets_them(op, message):
         emit.check_translatable(compiler.parse(text))
 
 
+@pytest.mark.parametrize(
+    "given",
+    [
+        'passthrough = [["denormal-fp-math-f32", "builtin.module"]]',
+        'passthrough = [["target-features", "x"]]',
+        'passthrough = ["alwaysinline"]',
+        'denormal_fp_math_f32 = "x"',
+    ],
+)
+def test_attributes_that_llvm_verifies_are_checked_before_llvm_gets_them(given):
+    from kvarn.lowering import emit
+    from kvarn.lowering.pass_base import PassFailure
+
+    own = 'passthrough = [["denormal-fp-math-f32", "preserve-sign,preserve-sign"]]'
+    text = "llvm.func @f() attributes {%s} {\n  llvm.return\n}"
+    emit.check_translatable(compiler.parse(text % own))
+    with pytest.raises(PassFailure, match="a function passes through denormal-fp-math and denormal-fp-math-f32 with"):
+        emit.check_translatable(compiler.parse(text % given))
+
+
 # --- checks on the device ------------------------------------------------------------------------
 
 
