@@ -21,7 +21,7 @@ from mlir import ir
 
 from kvarn.dialect import native
 
-from .pass_base import PassFailure
+from .pass_base import PassFailure, fail
 
 _COMBINE = "instcombine<no-verify-fixpoint>"
 # In the syntax of opt -passes=, for every function.
@@ -134,7 +134,7 @@ def ptx(module: ir.Module, chip: str, features: str, passes: str = PASSES) -> st
         llvm.LLVMContextSetDiagnosticHandler(context, report, None)
         translated = _translate()(native.behind(module.operation), context)
         if translated is None:
-            raise PassFailure("MLIR has no LLVM IR for the module")
+            fail(module.operation, "cannot be compiled: LLVM's verifier refuses its translation")
         owned(translated, llvm.LLVMDisposeModule)
         machine = owned(_machine(chip, features), llvm.LLVMDisposeTargetMachine)
         layout = owned(llvm.LLVMCreateTargetDataLayout(machine), llvm.LLVMDisposeTargetData)
@@ -155,7 +155,7 @@ def ptx(module: ir.Module, chip: str, features: str, passes: str = PASSES) -> st
         else:
             owned(buffer.value, llvm.LLVMDisposeMemoryBuffer)
         if errors:
-            raise PassFailure(f"LLVM makes no PTX: {'; '.join(errors)}")
+            fail(module.operation, f"cannot be compiled: LLVM makes no PTX: {'; '.join(errors)}")
         return ctypes.string_at(llvm.LLVMGetBufferStart(buffer), llvm.LLVMGetBufferSize(buffer)).decode()
 
 

@@ -12,7 +12,9 @@ from hypothesis import given, settings, strategies as st
 from mlir import ir
 
 from kvarn.dialect import kv, text
-from kvarn.lowering import pipeline_parser
+from kvarn.lowering import emit, pipeline_parser
+from kvarn.lowering.pass_base import fail
+from kvarn.lowering.target import by_name
 from kvarn.tools import opt_args
 from kvarn.tools.opt_diagnostics import Source, split
 from kvarn.tools.opt_run import Driver, Settings
@@ -208,6 +210,34 @@ def test_broken_bytecode_is_a_diagnostic(context: ir.Context) -> None:
         assert not d.process(Source("a", code[:cut])).ok
     assert err.getvalue().count(": error: ") >= 3
     assert d.process(Source("a", code)).ok
+
+
+DENORMALS = b"""module { gpu.module @m {
+  llvm.func @k() attributes {gpu.kernel, passthrough = [["denormal-fp-math-f32", "%s"]]} { llvm.return }
+} }"""
+
+
+@pytest.mark.parametrize("emitted", ["llvm", "ptx"])
+def test_what_ends_llvm_is_a_diagnostic(context: ir.Context, emitted: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(emit, "check_translatable", lambda module: None)  # which would refuse it
+    d, err = driver(context, emit=emitted, target=by_name("sm_90a"))
+    assert not d.process(Source("a", DENORMALS % b"zork")).ok
+    said = {
+        "llvm": "op ends LLVM, by SIGSEGV, which said: invalid value for 'denormal-fp-math-f32' attribute: zork",
+        "ptx": "op cannot be compiled: LLVM's verifier refuses its translation",
+    }
+    assert f"error: 'builtin.module' {said[emitted]}" in err.getvalue()
+    assert d.process(Source("a", DENORMALS % b"ieee")).ok
+
+
+def test_an_error_while_code_is_generated_is_that_of_this_process(context: ir.Context, monkeypatch) -> None:
+    def refuses(module: ir.Module, _: object) -> str:
+        fail(module.operation, "is refused late")
+
+    monkeypatch.setattr(emit, "ptx", refuses)
+    d, err = driver(context, emit="ptx", target=by_name("sm_90a"))
+    assert not d.process(Source("a", DENORMALS % b"ieee")).ok
+    assert err.getvalue().count("is refused late") == 1
 
 
 # --- text that must not reach the parser -----------------------------------------------------------------

@@ -1,8 +1,14 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""``--emit``: code from a module in the LLVM dialect."""
+"""``--emit``: code from a module in the LLVM dialect, generated in a process of its own."""
 
 from __future__ import annotations
 
+import faulthandler
+import os
+import signal
+import tempfile
+import warnings
+from collections.abc import Callable
 from typing import NoReturn
 
 from mlir import ir
@@ -33,12 +39,12 @@ def emit(module: ir.Module, kind: str, target: Target) -> str | bytes:
     try:
         lowered.check_translatable(module)
         if kind == "llvm":
-            return lowered.llvm_ir(module)
+            return _survived(module, lambda: lowered.llvm_ir(module))
         if target.is_host:
             _fail(module.operation, f"--emit={kind} needs a GPU target, got host: use --emit=llvm")
         if not walk(module, lambda name: name == "gpu.module"):
             _fail(module.operation, f"has no gpu.module: --emit={kind} emits the kernels in one")
-        text = lowered.ptx(module, target)
+        text = _survived(module, lambda: lowered.ptx(module, target))
     except PassFailure as error:  # its diagnostic has been emitted
         raise EmitError(str(error)) from error
     if kind == "ptx":
@@ -50,6 +56,41 @@ def emit(module: ir.Module, kind: str, target: Target) -> str | bytes:
         return cubin if kind == "cubin" else assemble.disassemble(cubin)
     except (RuntimeError, ValueError, OSError) as error:
         _fail(module.operation, f"cannot be assembled: {error}")
+
+
+def _survived(module: ir.Module, generate: Callable[[], str]) -> str:
+    """The code that a function generates, in a child process: LLVM ends its process on IR that it does not expect.
+
+    What the function raises in the child it raises here, too, so that diagnostics are those of this process.
+    """
+    with tempfile.TemporaryFile() as said:
+        reader, writer = os.pipe()
+        with warnings.catch_warnings():
+            # Other threads do no harm: the context has none, and the child only generates code and writes it.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            child = os.fork()
+        if child == 0:
+            status = 1
+            try:
+                faulthandler.disable()
+                os.dup2(said.fileno(), 2)
+                os.close(reader)
+                with os.fdopen(writer, "wb") as to:
+                    to.write(generate().encode())
+                status = 0
+            finally:
+                os._exit(status)
+        os.close(writer)
+        with os.fdopen(reader, "rb") as found:
+            code = found.read()
+        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+        if status == 0:
+            return code.decode()
+        if status > 0:
+            return generate()
+        said.seek(0)
+        first = said.read().decode(errors="replace").partition("\n")[0] or "nothing"
+    _fail(module.operation, f"ends LLVM, by {signal.Signals(-status).name}, which said: {first}")
 
 
 def _check_lowered(module: ir.Module, kind: str) -> None:
