@@ -101,7 +101,7 @@ def _check_function(op: ir.Operation) -> None:
     """Attributes that a function passes through to LLVM IR are modes of denormals, with values that LLVM knows."""
     given = [
         [str(part) for part in entry] if isinstance(entry, ir.ArrayAttr) else [str(entry)]
-        for entry in (op.attributes["passthrough"] if "passthrough" in op.attributes else ())
+        for entry in (ir.ArrayAttr(op.attributes["passthrough"]) if "passthrough" in op.attributes else ())
     ]
     written = {f'"{name}"': name.replace("-", "_") for name in _DENORMAL}
     given += [[name, str(op.attributes[own])] for name, own in written.items() if own in op.attributes]
