@@ -110,9 +110,9 @@ def problems(
             found.append(f"scale dtype must be one of {', '.join(SCALE_DTYPES)}, got {scale.name}")
         if elements.bits > 8 and of_cache:
             found.append(f"a quantized cache must store an 8-bit type, got {elements.name}")
-        if group < 1:
-            found.append(f"granularity must be positive, got {group}")
     packed = elements.per_unit > 1
+    if group < 1:
+        found.append(f"granularity must be positive, got {group}")
     if elements.name not in ELEMENTS and not packed:
         found.append(f"cache dtype must be {', '.join(ELEMENTS[:-1])} or {ELEMENTS[-1]}, got {elements.name}")
     if zero != packed or (zero and (scale is None or scale.name not in ZERO_DTYPES)):

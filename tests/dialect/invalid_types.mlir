@@ -22,6 +22,8 @@ func.func private @scales(!kv.cache<"continuous", i8, 8 : i64, 128 : i64, false,
 func.func private @scale_dtype(!kv.cache<"paged", i8, 8 : i64, 128 : i64, false, 16 : i64, i32, 32 : i64>)
 // expected-error @below {{'func.func' op argument #0 has a malformed type: a quantized cache must store an 8-bit type, got bf16; got !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, f32, 32 : i64>}}
 func.func private @quantized_cache(!kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, 16 : i64, f32, 32 : i64>)
+// expected-error @below {{'func.func' op argument #0 has a malformed type: granularity must be positive, got 0; got !kv.operand<"ragged", f16, 8 : i64, 128 : i64, false, 0 : i64, none, 0 : i64>}}
+func.func private @granularity_without_scales(!kv.operand<"ragged", f16, 8 : i64, 128 : i64, false, 0 : i64, none, 0 : i64>)
 // expected-error @below {{'func.func' op argument #0 has a malformed type: granularity must be positive, got 0; got !kv.cache<"paged", i8, 8 : i64, 128 : i64, false, 16 : i64, f32, 0 : i64>}}
 func.func private @granularity(!kv.cache<"paged", i8, 8 : i64, 128 : i64, false, 16 : i64, f32, 0 : i64>)
 // expected-error @below {{'func.func' op argument #0 has a malformed type: cache dtype must be f32, f16, bf16, f8e4m3, f8e5m2, i8, i16 or i32, got i64; got !kv.cache<"paged", i64, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>}}
