@@ -1,4 +1,6 @@
 // RUN: kv-opt %s --mark-kv-grid-constants | FileCheck %s
+// RUN: sed 's/array<i32: 1, 2>/array<i32: 1, 3>/' %s | not kv-opt --mark-kv-grid-constants 2>&1 | FileCheck %s --check-prefix=BEYOND
+// BEYOND: 'llvm.func' op tensormap_params must be numbers of its 3 parameters, got [1, 3]
 // RUN: %if alone %{ kv-opt %S/Inputs/attention.mlir --kv-pipeline --target=sm_90a --stop-after=mark-kv-grid-constants --check-semantics-of=mark-kv-grid-constants --lengths=edges -o /dev/null %}
 
 module attributes {gpu.container_module} {

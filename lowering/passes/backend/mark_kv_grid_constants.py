@@ -15,7 +15,7 @@ from typing import Any
 
 from mlir import ir
 
-from kvarn.lowering.pass_base import kv_pass
+from kvarn.lowering.pass_base import fail, kv_pass
 from kvarn.lowering.rewrite import in_modules
 
 ATTRIBUTE = "tensormap_params"
@@ -31,6 +31,8 @@ def mark(function: ir.Operation, numbers: list[int]) -> None:
         "llvm.align": ir.IntegerAttr.get(ir.IntegerType.get_signless(64), 64),
         "nvvm.grid_constant": ir.UnitAttr.get(),
     }
+    if not all(0 <= number < len(given) for number in numbers):
+        fail(function, f"{ATTRIBUTE} must be numbers of its {len(given)} parameters, got {numbers}")
     for number in numbers:
         given[number] = ir.DictAttr.get({**{a.name: a.attr for a in ir.DictAttr(given[number])}, **descriptor})
     function.attributes["arg_attrs"] = ir.ArrayAttr.get(given)
