@@ -7,12 +7,17 @@ import json
 import os
 import signal
 import sys
+import warnings
 from collections.abc import Callable
 from typing import Any
 
 
 class Died(RuntimeError):
-    """A child ended without a result; the message gives the signal or the status."""
+    """A child ended without a result; the message gives ``how``: the signal or the status."""
+
+    def __init__(self, how: str) -> None:
+        super().__init__(f"it ended the process {how}")
+        self.how = how
 
 
 def apart(work: Callable[[], Any]) -> Any:
@@ -28,7 +33,10 @@ def apart(work: Callable[[], Any]) -> Any:
     for stream in (sys.stdout, sys.stderr):
         stream.flush()
     answered, answer = os.pipe()
-    child = os.fork()
+    with warnings.catch_warnings():
+        # Threads of this process do no harm: the child only does its work, in contexts without threads, and exits.
+        warnings.simplefilter("ignore", DeprecationWarning)
+        child = os.fork()
     if child == 0:
         _answer(work, answer)
     os.close(answer)
@@ -42,8 +50,7 @@ def apart(work: Callable[[], Any]) -> Any:
         raise
     if status == 0 and found:
         return json.loads(found)
-    ended = f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}"
-    raise Died(f"it ended the process {ended}")
+    raise Died(f"by {signal.Signals(-status).name}" if status < 0 else f"with status {status}")
 
 
 def _answer(work: Callable[[], Any], answer: int) -> None:

@@ -5,9 +5,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
-import signal
 import tempfile
-import warnings
 from collections.abc import Callable
 from typing import NoReturn
 
@@ -17,6 +15,8 @@ from kvarn.lowering import emit as lowered
 from kvarn.lowering.pass_base import PassFailure
 from kvarn.lowering.rewrite import walk
 from kvarn.lowering.target import Target
+
+from .apart import Died, apart
 
 # Dialects that MLIR translates to LLVM IR; it ends the process on any other.
 _TRANSLATED = ("llvm", "nvvm")
@@ -64,33 +64,22 @@ def _survived(module: ir.Module, generate: Callable[[], str]) -> str:
     What the function raises in the child it raises here, too, so that diagnostics are those of this process.
     """
     with tempfile.TemporaryFile() as said:
-        reader, writer = os.pipe()
-        with warnings.catch_warnings():
-            # Other threads do no harm: the context has none, and the child only generates code and writes it.
-            warnings.simplefilter("ignore", DeprecationWarning)
-            child = os.fork()
-        if child == 0:
-            status = 1
+
+        def generated() -> str | None:
+            faulthandler.disable()
+            os.dup2(said.fileno(), 2)
             try:
-                faulthandler.disable()
-                os.dup2(said.fileno(), 2)
-                os.close(reader)
-                with os.fdopen(writer, "wb") as to:
-                    to.write(generate().encode())
-                status = 0
-            finally:
-                os._exit(status)
-        os.close(writer)
-        with os.fdopen(reader, "rb") as found:
-            code = found.read()
-        status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
-        if status == 0:
-            return code.decode()
-        if status > 0:
-            return generate()
-        said.seek(0)
-        first = said.read().decode(errors="replace").partition("\n")[0] or "nothing"
-    _fail(module.operation, f"ends LLVM, by {signal.Signals(-status).name}, which said: {first}")
+                return generate()
+            except Exception:
+                return None
+
+        try:
+            code = apart(generated)
+        except Died as death:
+            said.seek(0)
+            first = said.read().decode(errors="replace").partition("\n")[0] or "nothing"
+            _fail(module.operation, f"ends LLVM, {death.how}, which said: {first}")
+    return generate() if code is None else code
 
 
 def _check_lowered(module: ir.Module, kind: str) -> None:
