@@ -20,7 +20,7 @@ from kvarn.lowering.target import Target
 
 from . import tuned
 from .decode import SECTOR, DecodeConfig, fitted, invariant, tile_of, warps_of
-from .tables import measured
+from .tables import by_bits, measured
 
 SECTOR_HEADS = SECTOR // 4  # heads whose scales and zeros share a sector, of f16 and one of each per head
 
@@ -66,13 +66,12 @@ def beside_tiles(target: Target, config: DecodeConfig, given: Mapping[str, Any])
     kernel has all multiprocessors, and tiles follow.
     """
     config = replace(config, max_batch=given.get("max_batch", config.max_batch))
-    bits = "8" if config.narrow else "16"
     stage = 2 * given.get("tile", entries(target, config)["tile"]) * config.row_bytes
-    for warps in measured("decode_beside_warps", target)[bits]:
-        stages = max(2, measured("decode_beside_bytes", target)[bits] // (warps * stage))
+    for warps in by_bits("decode_beside_warps", target, config.narrow):
+        stages = max(2, by_bits("decode_beside_bytes", target, config.narrow) // (warps * stage))
         found = {"warps": warps, "blocks": 1, "stages": stages}
         if schedules.why_unsupported("kv.attention", {**found, **given}, target, "decode", config) is None:
-            return measured("decode_share", target)[bits], found
+            return by_bits("decode_share", target, config.narrow), found
     return schedules.DECODE_SHARE.most, {}
 
 

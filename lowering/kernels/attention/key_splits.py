@@ -65,9 +65,9 @@ def split_of(least: int, low: Any, high: Any, max_splits: Any, split: Any) -> tu
 @kv.func
 def splits_of(t: TileArguments, tiles: Any) -> Any:
     """The most splits per tile where a divided batch has a number of tiles."""
-    if t.held is None:
+    if t.most_split_tiles is None:
         return t.splits
-    return kv.math.clamp(quotient(t.held * t.splits, kv.math.max(tiles, 1)), 1, t.splits)
+    return kv.math.clamp(quotient(t.most_split_tiles * t.splits, kv.math.max(tiles, 1)), 1, t.splits)
 
 
 @kv.func

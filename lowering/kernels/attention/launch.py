@@ -12,7 +12,7 @@ from kvarn.dialect.ops.attention import ARRAYS
 from kvarn.lowering.index import Ix
 from kvarn.lowering.schedules.attention import TileConfig, copies_by_tma, staged_by_tma
 from kvarn.lowering.schedules.limits import columns_at_a_time, columns_behind
-from kvarn.lowering.schedules.tables import measured
+from kvarn.lowering.schedules.tables import by_bits, measured
 from kvarn.lowering.tiles.boxes import swizzle_of_boxes
 from kvarn.lowering.tiles.ir import MMA, SWIZZLE
 from kvarn.lowering.tiles.transposition import GROUP
@@ -37,7 +37,7 @@ def launch(config: TileConfig, at: Expansion, op: Any, few: Ix | None = None) ->
     numbered = config.case.padded or a.block_mask is not None or a.lists is not None
     most = None if numbered else at.schedule.get("max_queries")
     tiles, multiprocessors = tiles_of(op, at, config.case.group, config.rows, most), at.device("multiprocessors")
-    splits = held = None
+    splits = most_split_tiles = None
     if config.splits != 1:
         # A lower bound of the tiles that contain rows. In a divided batch most sequences are assumed to have few rows,
         # one each, and so no tile.
@@ -59,14 +59,11 @@ def launch(config: TileConfig, at: Expansion, op: Any, few: Ix | None = None) ->
             if config.occupancy > 1:
                 splits = splits.greatest(halved(filled, slots, longest, least))
             if few is not None:  # multiprocessors are free for tiles at different times: several short ones each
-                bits = "8" if config.case.spec.converted else "16"
-                waves = slots * measured("divided_waves", at.target)[bits] // filled
+                waves = slots * by_bits("divided_waves", at.target, config.case.spec.converted) // filled
                 waves = waves.least(longest // least).least(at.constant(measured("splits_by_shape", at.target)))
-                splits, held = (
-                    splits.greatest(few.least(1) * waves),
-                    (filled * 2).least(tiles * config.case.spec.num_heads),
-                )
-    t = TileArguments(tiles, *descriptors(config, at, a), splits=splits, held=held)
+                splits = splits.greatest(few.least(1) * waves)
+                most_split_tiles = (filled * 2).least(tiles * config.case.spec.num_heads)
+    t = TileArguments(tiles, *descriptors(config, at, a), splits=splits, most_split_tiles=most_split_tiles)
     for column_range in config.column_ranges:
         _launch_columns(config, column_range, at, a, t, most)
 
@@ -104,7 +101,8 @@ def _launch_columns(
     several = None
     if splits is not None:
         several = (splits - 1).least(at.constant(1))
-        slots = several * (units if t.held is None else t.held) * splits * config.rows + 1
+        split_tiles = units if t.most_split_tiles is None else t.most_split_tiles
+        slots = several * split_tiles * splits * config.rows + 1
         partials = at.workspace(slots, dtype=f32, columns=config.value_columns)
         t = replace(t, partials=partials, ends=at.workspace(slots, dtype=f32, columns=2))
         units_of_all = units * splits

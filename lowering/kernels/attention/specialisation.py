@@ -139,7 +139,7 @@ class TileArguments:
         Partial results of splits: outputs, and (m, l).
     splits : i32
         The most splits per tile.
-    held : i32
+    most_split_tiles : i32
         Tiles for whose splits the partial results have room. With more tiles there are fewer splits.
     queue : i8 [4]
         The counter from which persistent blocks take tiles.
@@ -151,5 +151,5 @@ class TileArguments:
     partials: Any = None
     ends: Any = None
     splits: Any = None
-    held: Any = None
+    most_split_tiles: Any = None
     queue: Any = None

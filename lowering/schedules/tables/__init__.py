@@ -32,6 +32,11 @@ def measured(name: str, target: Target | None = None) -> Any:
     return entries(MEASURED if target is None else target.name)[name]["value"]
 
 
+def by_bits(name: str, target: Target, narrow: bool) -> Any:
+    """The value of an entry for caches whose elements have at most 8 bits (``narrow``), or 16."""
+    return measured(name, target)["8" if narrow else "16"]
+
+
 def by_most(name: str, target: Target, count: int) -> Any:
     """The value of the first pair (most, value) of an entry with ``most`` >= ``count``; null: no bound."""
     return next(value for most, value in measured(name, target) if most is None or count <= most)

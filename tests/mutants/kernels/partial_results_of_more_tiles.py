@@ -4,7 +4,7 @@ their memory.
 """
 
 SYMBOL = "kvarn.lowering.kernels.attention.key_splits:splits_of"
-OLD = "kv.math.clamp(quotient(t.held * t.splits, kv.math.max(tiles, 1)), 1, t.splits)"
+OLD = "kv.math.clamp(quotient(t.most_split_tiles * t.splits, kv.math.max(tiles, 1)), 1, t.splits)"
 NEW = "t.splits"
 CAUGHT_BY = (
     "tests/ops/test_divided_batches.py::test_a_batch_of_any_class[more tiles than there is room for splits of]",

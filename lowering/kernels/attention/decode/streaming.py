@@ -142,44 +142,44 @@ def streaming(c: DecodeConfig) -> SimpleNamespace:
             copy_scales(caches, of, stage, lane, whole)
 
     @kv.func
+    def scales_of_lane(of, token0, lane, j, chunks, whole):
+        """(row, chunk of the row's scales, page, bytes to copy) of a lane's j-th copy of a tile's scales.
+
+        ``chunks`` is (chunks per token, bytes per chunk); the bytes are None where all exist. Lanes past the end copy
+        the last chunk again.
+        """
+        of_token, size = chunks
+        number = lane + 32 * j
+        if 32 * (j + 1) > TT * of_token:
+            number = kv.math.min(number, TT * of_token - 1)
+        row, chunk = number // of_token, number % of_token
+        page = of.pages if one_page else kv.shuffle_idx(of.pages, (token0 + row) // P - token0 // P)
+        if whole:
+            return row, chunk, page, None
+        token = token_of(of.tile, row, of.tokens)
+        return row, chunk, page, kv.where((token < of.keys) & (token >= of.first), size, 0)
+
+    @kv.func
     def copy_scales(caches, of, stage, lane, whole):
         """Start the copies of a tile's scales."""
-        b, tile, pages, tokens, keys, first = of.b, of.tile, of.pages, of.tokens, of.keys, of.first
-        token0, of_token = first_of(tile, tokens), GC // 4
+        token0, of_token = first_of(of.tile, of.tokens), GC // 4
         for j in kv.static(range(cdiv(TT * of_token, 32))):
-            number = lane + 32 * j
-            if 32 * (j + 1) > TT * of_token:
-                number = kv.math.min(number, TT * of_token - 1)
-            row, chunk = number // of_token, number % of_token
-            page = pages if one_page else kv.shuffle_idx(pages, (token0 + row) // P - token0 // P)
-            size = None
-            if not whole:
-                token = token_of(tile, row, tokens)
-                size = kv.where((token < keys) & (token >= first), 16, 0)
+            row, chunk, page, size = scales_of_lane(of, token0, lane, j, (of_token, 16), whole)
             for half, cache in ((0, caches.keys), (1, caches.values)):
                 source = cache.scales_block_paged_ptr(
-                    b, token0 + row, caches.head, chunk * (4 * spec.granularity), page=page
+                    of.b, token0 + row, caches.head, chunk * (4 * spec.granularity), page=page
                 )
                 kv.cp_async(scale_at(stage, half * GC, row) + chunk * 16, source, zero_fill_size=size)
 
     @kv.func
     def copy_pairs(caches, of, stage, lane, whole):
         """Start the copies of a tile's scales with their zeros."""
-        b, tile, pages, tokens, keys, first = of.b, of.tile, of.pages, of.tokens, of.keys, of.first
-        token0, of_token = first_of(tile, tokens), c.scale_pitch // c.scale_chunk
+        token0, of_token = first_of(of.tile, of.tokens), c.scale_pitch // c.scale_chunk
         granules = c.scale_chunk // 4  # per copy
         for j in kv.static(range(cdiv(TT * of_token, 32))):
-            number = lane + 32 * j
-            if 32 * (j + 1) > TT * of_token:
-                number = kv.math.min(number, TT * of_token - 1)
-            row, chunk = number // of_token, number % of_token
-            page = pages if one_page else kv.shuffle_idx(pages, (token0 + row) // P - token0 // P)
-            size = None
-            if not whole:
-                token = token_of(tile, row, tokens)
-                size = kv.where((token < keys) & (token >= first), c.scale_chunk, 0)
+            row, chunk, page, size = scales_of_lane(of, token0, lane, j, (of_token, c.scale_chunk), whole)
             source = caches.keys.scales_block_paged_ptr(
-                b, token0 + row, caches.head, chunk * (granules * spec.granularity), page=page
+                of.b, token0 + row, caches.head, chunk * (granules * spec.granularity), page=page
             )
             for half, start in ((0, source), (1, source + caches.to_value_scales)):
                 to = pairs_at(stage, half, row) + chunk * c.scale_chunk
