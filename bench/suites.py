@@ -117,7 +117,7 @@ def _quality(ceiling: Mapping[str, Any]) -> tuple[bool, float, float]:
 
 
 def fastest(results: report.Results) -> str:
-    """In how many rows kvarn is the fastest, and which the others are."""
+    """The number of rows in which kvarn is the fastest, and the names of the rows in which it is not."""
     rows = [row for row in results.rows if results.ours(row) is not None and results.peers(row)]
     slower = [row for row in rows if results.ours(row)["us"] > results.peers(row)[0]["us"]]
     text = f"kvarn is the fastest in {len(rows) - len(slower)} of {len(rows)} rows of [the results](bench/RESULTS.md)."

@@ -137,7 +137,7 @@ u16 = DType("u16", 16, "u", "i16", 65535.0)
 u32 = DType("u32", 32, "u", "i32", 4294967295.0)
 u64 = DType("u64", 64, "u", "i64", 18446744073709551615.0)
 bool_ = DType("bool", 1, "b", "i1", 1.0)
-u4 = DType("u4", 4, "u", "ui4", 15.0)  # of records only: no kernel has a value of it
+u4 = DType("u4", 4, "u", "ui4", 15.0)  # of a cache's record only: no kernel has a u4 value
 
 ALL = (f64, f32, f16, bf16, f8e4m3, f8e5m2, f8e8m0, i8, i16, i32, i64, u8, u16, u32, u64, bool_)
 _BY_NAME = {t.name: t for t in ALL}

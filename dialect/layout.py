@@ -102,7 +102,7 @@ class CacheSpec:
 
     @property
     def unscaled(self) -> bool:
-        """Whether elements have 8 bits and no scales: those of a whole tensor are the caller's."""
+        """Whether elements have 8 bits and no scales in the cache; the caller may keep one scale per tensor."""
         return self.dtype.bits == 8 and self.scale_dtype is None
 
     @property
@@ -114,7 +114,7 @@ class CacheSpec:
 
     @property
     def packed(self) -> bool:
-        """Whether elements share bytes; element strides and offsets are then those of whole bytes."""
+        """Whether elements share bytes; element strides and offsets then point to whole bytes."""
         return self.dtype.per_unit > 1
 
     @property
@@ -124,7 +124,7 @@ class CacheSpec:
 
     @property
     def converted(self) -> bool:
-        """Whether kernels convert elements to the query's type: those of at most 8 bits, with or without scales."""
+        """Whether elements have at most 8 bits, which kernels convert to the query's type."""
         return self.dtype.bits <= 8
 
     @property

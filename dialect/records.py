@@ -134,7 +134,7 @@ def problems(
     return found
 
 
-# Records by the name that a cache's dtype may have besides those of element types.
+# Records by name: a cache's dtype may be one of these names, or the name of an element type.
 NAMED = {"int4": Record(dtypes.u4, dtypes.f16, 128, zero=True)}
 
 

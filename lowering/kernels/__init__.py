@@ -33,7 +33,7 @@ _MODULES = {
     "kv.operand_attention": "attention.expansion",
     "kv.mla_attention": "mla.expansion", "kv.mla_decompress": "mla.expansion", "kv.mla_prefill_chunk": "mla.expansion",
 }  # fmt: skip
-# Operations with a choice of kernels; the others have only entries such as ``threads``, which their expansions read.
+# Operations with a choice of kernels. Other operations have only entries such as ``threads``, which expansions read.
 _CHOSEN = {
     "kv.attention": "attention.entries", "kv.attention_padded": "attention.entries",
     "kv.operand_attention": "attention.entries",

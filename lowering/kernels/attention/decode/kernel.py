@@ -113,7 +113,7 @@ def decode_kernel(c: DecodeConfig) -> Any:
         for nt in kv.static(range(NT)):
             for u in kv.static(range(2)):
                 at = [(nt * KS + t) * 4 + 2 * half + u for t in range(KS) for half in range(2)]
-                four = [o[i] for i in at]  # of a lane: four neighbours, then those of the next 32
+                four = [o[i] for i in at]  # a lane's elements: four neighbours of each 32
                 quads = [kv.from_lanes(four[i : i + 4], kv.f32) for i in range(0, len(four), 4)]
                 quads = hadamard.of_vectors(quads, c.spec.rotation, 8, lane, 4)
                 for n, i in kv.static(enumerate(at)):
