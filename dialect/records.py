@@ -20,6 +20,7 @@ ELEMENTS = ("f32", "f16", "bf16", "f8e4m3", "f8e5m2", "i8", "i16", "i32")
 SCALE_DTYPES = ("f32", "f16", "bf16", "f8e8m0")
 # The sum of a 4-bit element and one of these is exact in f32, so that every reader rounds the same way.
 ZERO_DTYPES = ("f16",)
+MOST_ZERO = 2.0**15  # the largest magnitude of a zero times its scale: readers have it as f16
 ROW_BYTES = 16  # a row of packed elements is a multiple of this: the widest copy
 
 
@@ -40,7 +41,8 @@ class Record:
     group : int
         Consecutive elements of the head that share a scale.
     zero : bool
-        Whether each scale is followed by a zero of its type: what is added to elements, so in units of the scale.
+        Whether each scale is followed by a zero of its type: what is added to elements, so in units of the scale. The
+        least value of a group saturates at a magnitude of 2^15.
     rotation : int
         Of u4: elements per block that a Hadamard matrix rotates before they are quantized, a power of two that divides
         the group; 0 for none. Outliers of single channels are spread over their block. Loads give rotated values;

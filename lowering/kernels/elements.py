@@ -13,6 +13,7 @@ from typing import Any
 
 import kvarn as kv
 from kvarn.dialect.dtypes import DType, u4
+from kvarn.dsl import ptx
 
 SCALED_BY = 2.0**24  # what a masked 4-bit element must be multiplied by
 # The factors of the words that a word of 4-bit elements becomes, beyond the inverse of SCALED_BY.
@@ -37,6 +38,15 @@ def widened(dtype: DType, word: Any) -> list[Any]:
 def widened_columns(dtype: DType, word: Any) -> list[Any]:
     """A word with 16 bits of each of two tokens: per element of a token, the pair of both tokens' as f16."""
     return widened(dtype, word if dtype is u4 else kv.prmt(word, 0, 0x3120))
+
+
+@kv.func
+def offsets(first: Any, second: Any) -> list[Any]:
+    """What two words (scale, zero) add to elements, zeros times scales: the rounded pair of f16, and its remainders."""
+    scales, zeros = kv.prmt(first, second, 0x5410), kv.prmt(first, second, 0x7632)
+    rounded = kv.bitcast(kv.bitcast(scales, kv.f16) * kv.bitcast(zeros, kv.f16), kv.i32)
+    text = "{ .reg .b32 x; neg.f16x2 x, $3; fma.rn.f16x2 $0, $1, $2, x; }"
+    return [rounded, ptx.instruction(text, "=r,r,r,r", [scales.ir, zeros.ir, rounded.ir], kv.i32)]
 
 
 def ones(value: float) -> int:

@@ -44,6 +44,8 @@ class DecodeConfig:
         Whether the kernel starts early (PDL).
     pair_alignment : int
         Alignment in bytes of two neighbouring elements of the output.
+    query_alignment : int
+        Alignment in bytes of 8 neighbouring elements of the query, over packed elements.
     padding : int
         Shared memory that a block leaves unused (:func:`_padding`).
     """
@@ -61,6 +63,7 @@ class DecodeConfig:
     early: int = 0
     programmatic: bool = True
     pair_alignment: int = 4
+    query_alignment: int = 1
     padding: int = 0
 
     @property
@@ -177,6 +180,11 @@ class DecodeConfig:
     def zero_sums(self) -> int:
         """Granules with zeros, and so sums per query row: of the query for K's, of weights times zeros for V's."""
         return self.granules if self.spec.zero else 0
+
+    @property
+    def zero_columns(self) -> int:
+        """Accumulators of a lane per 8 query rows for the sums of weights times zeros: four per four granules."""
+        return 4 * cdiv(self.zero_sums, 4)
 
     @property
     def split_tiles(self) -> int:

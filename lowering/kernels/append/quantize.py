@@ -10,6 +10,7 @@ from typing import Any
 from kvarn import dsl as kv
 from kvarn.dialect.dtypes import DType
 from kvarn.dialect.layout import CacheSpec
+from kvarn.dialect.records import MOST_ZERO
 
 from .. import hadamard
 from ..base import Expansion
@@ -125,10 +126,11 @@ class Quantizer:
             least, greatest = kv.math.min(least, x), kv.math.max(greatest, x)
         least = -self.group.max((-least).reduce("max"))
         greatest = self.group.max(greatest.reduce("max"))
+        least = kv.math.max(kv.math.min(least, MOST_ZERO), -MOST_ZERO)
         reach = kv.math.max((greatest - least) * (1.0 / self.spec.dtype.largest), kv.math.abs(least) * 2.0**-15)
         scale, in_cache = stored_scale(kv.math.min(reach, dtype.largest), dtype)
         inverse = 1.0 / scale
-        zero = dtype(kv.math.max(kv.math.min(least * inverse, dtype.largest), -dtype.largest))
+        zero = dtype(least * inverse)
         if active:
             for k in kv.static(range(self.chunks)):
                 elements = self.elements(kv.math.fma(held[k], inverse, -kv.f32(zero)))
