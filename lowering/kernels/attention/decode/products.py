@@ -27,7 +27,7 @@ from kvarn.dialect.layout import cdiv
 from kvarn.lowering.schedules.decode import COLUMNS, DecodeConfig
 
 from ... import hadamard
-from ...elements import FACTORS_OF_WORD, SCALED_BY, ones, widened, widened_columns
+from ...elements import factors_of_word, ones, scaled_by, widened, widened_columns
 
 _REPRESENTABLE = -0x2000  # mask of the bits of an f32 that tf32 has
 
@@ -40,6 +40,7 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
     SCALED = c.scaled_elements
     GN, ZS = c.granules, c.zero_sums
     GS = spec.granularity // 16 if GN > 1 and not SCALED else KS  # steps per granule
+    FACTORS, CHUNK = factors_of_word(spec.dtype), 16 * c.interleaved
 
     def granule_of(ks):
         """The granule of a step's elements; steps past the last granule are zeros."""
@@ -78,7 +79,7 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
         for ks in kv.static(range(QS)):
             for u in kv.static(range(2)):
                 j, x = 2 * (ks % 2) + u, found[ks // 2]
-                words.append(kv.pack_f16x2(*(x[i] * (1.0 / FACTORS_OF_WORD[j]) for i in (j, j + 4))))
+                words.append(kv.pack_f16x2(*(x[i] * (1.0 / FACTORS[j]) for i in (j, j + 4))))
         return words
 
     @kv.func
@@ -93,7 +94,7 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
             j = 2 * (ks % 2) + u
             column = ks // 2 * 32 + (lane & 3) * 8 + j + column0
             pair = [kv.f32(query.load(*token, h, column + more, width=1)) for more in (0, 4)]
-            return kv.pack_f16x2(*(x * (1.0 / FACTORS_OF_WORD[j]) for x in pair))
+            return kv.pack_f16x2(*(x * (1.0 / FACTORS[j]) for x in pair))
         if c.narrow:
             column = ks * 16 + (lane & 3) * 4 + 2 * u
             if ks * 16 >= c.size:
@@ -155,9 +156,9 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
         for g in kv.static(range(GN)):
             sums = [kv.f32(0.0)] * 4
             for ks in kv.static(range(g * GS, min((g + 1) * GS, QS))):
-                first, second = [kv.i32(ones(FACTORS_OF_WORD[2 * (ks % 2) + u])) for u in range(2)]
+                first, second = [kv.i32(ones(FACTORS[2 * (ks % 2) + u])) for u in range(2)]
                 sums = kv.mma_m16n8k16([first, first, second, second], query_step(q, place, nt, ks, lane), sums, c.mma)
-            found.extend([x * (1.0 / SCALED_BY) for x in sums[:2]])
+            found.extend([x * (1.0 / scaled_by(spec.dtype)) for x in sums[:2]])
         return found
 
     @kv.func
@@ -240,12 +241,15 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
 
     @kv.func
     def granule_scale(stage, half, ks, element, token):
-        """The scale of a step's element, of K or V; zero past the last granule."""
-        size = spec.granularity
-        granule = ks * (16 // size) + element // size if 16 % size == 0 else (ks * 16 + element) // size
-        if ks * 16 + 16 > GN * size:
+        """The scale of an element of a step, counted from the step's first column, of K or V; zero past the last
+        granule. It is multiplied by what elements lack.
+        """
+        size, first = spec.granularity, ks // c.interleaved * CHUNK
+        granule = first // size + element // size if CHUNK % size == 0 else (first + element) // size
+        if first + CHUNK > GN * size:
             granule = kv.math.min(granule, GN - 1)
-        return stream.granule_scale_at(stage, half, granule, token).load(kv.f32)
+        found = stream.granule_scale_at(stage, half, granule, token).load(kv.f32)
+        return found if scaled_by(spec.dtype) == 1.0 else found * scaled_by(spec.dtype)
 
     @kv.func
     def times(words, pairs):
@@ -260,7 +264,7 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
         pairs = []
         for half in kv.static(range(2)):
             token = mt * 16 + 8 * half + (lane >> 2)
-            one = granule_scale(stage, 0, ks, (lane & 3) * 4, token) * unit[1]
+            one = granule_scale(stage, 0, ks, (lane & 3) * (4 * c.interleaved), token) * unit[1]
             pairs.append(kv.pack_f16x2(one, one))
         return times(fragment, [pairs[i % 2] for i in range(4)])
 
@@ -270,7 +274,8 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
         pairs = []
         for half in kv.static(range(2)):
             token = mt * 16 + 8 * half + (lane & 3) * 2
-            both = [granule_scale(stage, 1, ks, (lane >> 2) * 2, token + i) * unit[1] for i in range(2)]
+            column = (lane >> 2) * (2 * c.interleaved)
+            both = [granule_scale(stage, 1, ks, column, token + i) * unit[1] for i in range(2)]
             pairs.append(kv.pack_f16x2(*both))
         return times(fragment, [pairs[i // 2] for i in range(4)])
 
