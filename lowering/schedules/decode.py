@@ -256,7 +256,12 @@ class DecodeConfig:
     @property
     def scaled_elements(self) -> bool:
         """Whether every element is multiplied by its scale, since the elements of a k-step have several scales."""
-        return self.granules > 1 and self.spec.granularity % 16 != 0
+        return self.granules > 1 and self.spec.granularity % (16 * self.interleaved) != 0
+
+    @property
+    def interleaved(self) -> int:
+        """k-steps whose elements are interleaved: two of 4-bit elements, each with half of the elements of a word."""
+        return self.spec.dtype.per_unit
 
     @property
     def scales_copied(self) -> bool:

@@ -105,13 +105,31 @@ def halves_of(handle: Any, layer: Any, halves: int) -> list[Any]:
     return [handle.get_key_cache(layer), handle.get_value_cache(layer)]
 
 
-def quantize_kernel(work: Work, rows: Rows, quantizer: Quantizer, halves: int, given: bool, early: bool) -> Any:
-    """Rows of floats are quantized by granules and written to a cache with scales."""
-    heads = quantizer.spec.num_heads
+@dataclass(frozen=True)
+class DividedHead:
+    """A head of keys (``half`` 0) or values, divided by the scale of all of them, if there is one."""
+
+    head: Head
+    tensor_scales: Any
+    half: int
+
+    @kv.func
+    def read(self, d: Any, n: int) -> Any:
+        """n elements from dim d up, as f32."""
+        return scaled(self.head.read(d, n), self.tensor_scales, self.half)
+
+
+def quantize_kernel(work: Work, rows: Rows, quantizer: Quantizer, halves: int, scales: str, early: bool) -> Any:
+    """Rows of floats are quantized by granules and written to a cache with scales.
+
+    ``scales`` are those of granules, if they are ``given``, or of the ``tensor``, or are computed (``""``).
+    """
+    heads, given = quantizer.spec.num_heads, scales == "given"
 
     @kv.kernel
     def append_quantized(collection, layer: kv.i32, row_offsets, key, value, key_scale, value_scale):
         begin(early)
+        of_tensor = key_scale if scales == "tensor" else None
         caches = halves_of(collection, layer, halves)
         token, first = work.place()
         if (token < key.shape[0]) & (first < work.items):
@@ -120,7 +138,9 @@ def quantize_kernel(work: Work, rows: Rows, quantizer: Quantizer, halves: int, g
                 position = collection.cache_length(b) + i
                 for item in range(first, work.items, work.step):
                     h, part, active = head_and_lane(item, heads, quantizer.threads)
-                    sources = [Head(rows, x, token, h) for x in (key, value)[:halves]]
+                    sources = [
+                        DividedHead(Head(rows, x, token, h), of_tensor, n) for n, x in enumerate((key, value)[:halves])
+                    ]
                     held = [quantizer.read(source.read, part) for source in sources]
                     for n in kv.static(range(halves)):
                         known = (
@@ -144,9 +164,12 @@ def append(op: Any, at: Expansion) -> None:
         rows = Rows(vector_width(*extents, types=(dtype, spec.dtype)), row_alignment(at.op))
         quantizer = Quantizer.of(spec, rows.width, at)
         work = Work.of(at, whole_warps(at, spec.num_heads * quantizer.threads))
-        given = op.key_scale is not None
-        scales = [op.key_scale, op.key_scale if halves == 1 else op.value_scale] if given else [op.row_offsets] * 2
-        kernel = quantize_kernel(work, rows, quantizer, halves, given, starts_early(at))
+        of = "given" if op.key_scale is not None else "" if op.tensor_scales is None else "tensor"
+        scales = {
+            "given": [op.key_scale, op.key_scale if halves == 1 else op.value_scale],
+            "tensor": [op.tensor_scales] * 2, "": [op.row_offsets] * 2,
+        }[of]  # fmt: skip
+        kernel = quantize_kernel(work, rows, quantizer, halves, of, starts_early(at))
         args = [op.collection, op.layer, op.row_offsets, op.key, value, *scales]
     else:
         rows = Rows(vector_width(spec.head_size, types=(dtype, spec.dtype)), row_alignment(at.op))

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvarn import dsl as kv
-from kvarn.dialect.dtypes import DType
+from kvarn.dialect.dtypes import bounds
 from kvarn.dialect.layout import CacheSpec
 from kvarn.dialect.records import MOST_ZERO
 
@@ -94,7 +94,7 @@ class Quantizer:
                 for x in held[1:]:
                     largest = kv.math.max(largest, abs(x))
                 known = self.scale_of(self.group.max(largest.reduce("max")))
-            scale, in_cache = stored_scale(known, self.spec.scale_dtype)
+            scale, in_cache = stored_scale(known, self.spec)
             inverse = 1.0 / kv.math.max(scale, _SMALLEST)
             if active:
                 for k in kv.static(range(self.chunks)):
@@ -108,7 +108,7 @@ class Quantizer:
                 for d in range(first, stop, self.width):
                     most = kv.math.max(most, abs(read(d, self.width)))
                 known = self.scale_of(most.reduce("max"))
-            scale, in_cache = stored_scale(known, self.spec.scale_dtype)
+            scale, in_cache = stored_scale(known, self.spec)
             inverse = 1.0 / kv.math.max(scale, _SMALLEST)
             cache.store_scale(b, h, position, first, in_cache)
             for d in range(first, stop, self.width):
@@ -128,7 +128,7 @@ class Quantizer:
         greatest = self.group.max(greatest.reduce("max"))
         least = kv.math.max(kv.math.min(least, MOST_ZERO), -MOST_ZERO)
         reach = kv.math.max((greatest - least) * (1.0 / self.spec.dtype.largest), kv.math.abs(least) * 2.0**-15)
-        scale, in_cache = stored_scale(kv.math.min(reach, dtype.largest), dtype)
+        scale, in_cache = stored_scale(kv.math.min(reach, dtype.largest), self.spec)
         inverse = 1.0 / scale
         zero = dtype(least * inverse)
         if active:
@@ -144,13 +144,35 @@ class Quantizer:
         # In a sum with this number an f32 is rounded to a whole one, in the sum's lowest bits.
         base = 1.5 * 2**23
         bits = kv.bitcast(kv.math.max(kv.math.min(x, self.spec.dtype.largest), 0.0) + base, kv.u32)
+        return self.packed(bits, _PACKED_BASES)
+
+    @kv.func
+    def packed(self, codes: Any, base: int = 0) -> Any:
+        """4-bit elements, a multiple of 8 in u32, as bytes of two; eight of them are added to ``base``."""
         words = []
         for n in kv.static(range(0, self.width, 8)):
-            word = kv.u32(_PACKED_BASES)
+            word = kv.u32(base)
             for i in kv.static(range(8)):
-                word = word + (bits[n + i] << 4 * i)
+                word = word + (codes[n + i] << 4 * i)
             words.append(word)
         return kv.bitcast(kv.from_lanes(words, kv.u32), kv.u8)
+
+    @kv.func
+    def nearest(self, x: Any, signs: Any) -> Any:
+        """f32 values, a multiple of 8, as the nearest 4-bit elements of a table, as bytes of two.
+
+        Signs are those of ``signs``: a correction has lost that of a zero.
+        """
+        limits, signed = bounds(self.spec.dtype)
+        size, codes = abs(x) if signed else x, []
+        for i in kv.static(range(self.width)):
+            code = kv.u32(0)
+            for limit in kv.static(limits):
+                code = code + kv.where(size[i] >= limit, kv.u32(1), kv.u32(0))
+            if signed:
+                code = code + ((kv.bitcast(signs[i], kv.u32) >> 28) & 8)
+            codes.append(code)
+        return self.packed(codes)
 
     @kv.func
     def scale_of(self, largest: Any) -> Any:
@@ -161,17 +183,29 @@ class Quantizer:
     def stored(self, x: Any, scale: Any, inverse: Any, own: bool) -> Any:
         """f32 elements divided by a scale, in the storage type; with the granule's own scale no quotient overflows."""
         if self.divides:
-            return converted(x / scale, self.spec.dtype)
+            return self.rounded(x / scale, x)
         quotient = x * inverse
         corrected = kv.math.fma(kv.math.fma(-quotient, scale, x), inverse, quotient)
         if not own:  # an infinite quotient saturates; it has no remainder for a correction
             corrected = kv.where(abs(quotient) < 1e30, corrected, quotient)
-        return converted(corrected, self.spec.dtype)
+        return self.rounded(corrected, x)
+
+    @kv.func
+    def rounded(self, quotients: Any, x: Any) -> Any:
+        """f32 values ``x``, divided by their scale, in the storage type."""
+        return self.nearest(quotients, x) if self.spec.packed else converted(quotients, self.spec.dtype)
 
 
 @kv.func
-def stored_scale(scale: Any, dtype: DType) -> tuple[Any, Any]:
-    """A scale as it is stored, in f32 and in its type; a zero scale, which cannot dequantize, becomes one."""
+def stored_scale(scale: Any, spec: CacheSpec) -> tuple[Any, Any]:
+    """A scale for divisions, in f32, and as it is stored; a zero scale divides as one, and is stored so, too, unless
+    the record keeps zero scales.
+    """
+    dtype = spec.scale_dtype
+    if spec.record.keeps_zero_scales:
+        in_cache = dtype(scale)
+        rounded = kv.f32(in_cache)
+        return kv.where(rounded == 0.0, 1.0, rounded), in_cache
     rounded = kv.f32(dtype(kv.where(scale == 0.0, 1.0, scale)))
     rounded = kv.where(rounded == 0.0, 1.0, rounded)
     return rounded, dtype(rounded)

@@ -45,7 +45,7 @@ from kvarn.lowering.kernels.common import row_alignment
 from kvarn.lowering.schedules.decode import COLUMNS, NEVER, DecodeConfig, configured, entries_of_few
 
 from ... import hadamard
-from ...elements import FACTORS_OF_WORD, SCALED_BY
+from ...elements import factors_of_word, scaled_by
 from ..arguments import AttentionArguments
 from ..case import Case, last_not_above
 from ..queries import batch_of
@@ -64,6 +64,8 @@ def decode_kernel(c: DecodeConfig) -> Any:
     NW, MT, KS = c.warps, c.tile // 16, c.row_steps
     HG = c.row_groups // NW  # blocks per work unit, each with other heads
     threads, GC, ZS, ZC = 32 * NW, c.scales, c.zero_sums, c.zero_columns
+    # What scores lack where no scale has it; beside several zeros, which do not lack it, products already multiply it.
+    LACKS = 1.0 if c.scaled_elements else scaled_by(c.spec.dtype)
     work = split_kv(c)
     stream, results_of = streaming(c), results(c, work)
     multiply = products(c, stream)
@@ -103,9 +105,9 @@ def decode_kernel(c: DecodeConfig) -> Any:
 
     @kv.func
     def rescale_halves(o):
-        """The finished output of 4-bit elements, whose odd elements have another factor than the even ones."""
+        """The finished output of u4 elements, whose odd elements have another factor than the even ones."""
         for i in kv.static(range(4 * NT * KS)):
-            o[i] = o[i] * (SCALED_BY / FACTORS_OF_WORD[i % 4 // 2])
+            o[i] = o[i] * (scaled_by(c.spec.dtype) / factors_of_word(c.spec.dtype)[i % 4 // 2])
 
     @kv.func
     def rotate_back(o, lane):
@@ -177,8 +179,8 @@ def decode_kernel(c: DecodeConfig) -> Any:
         """
         (tile, tokens, stages, number, stage), (q, q_place), (b, keys, _, start, places) = here, query, of
         scale, (slopes, arrays), (unit, zeros) = a.scale * score_unit(c.case), functions, scaling
-        if ZS == 1:
-            scale = scale * SCALED_BY
+        if LACKS != 1.0 and ZS < 2:
+            scale = scale * LACKS
         lane, head, row0 = own.lane, own.head, own.row0
         scores = []
         of_keys = unit_of_keys(stage, lane) if c.scaled_elements else None
@@ -420,10 +422,10 @@ def decode_kernel(c: DecodeConfig) -> Any:
                 if ZS:
                     rescale_halves(o)
                     add_sums_of_zeros(o, zeros, lane)
-                    if c.spec.rotation:
-                        rotate_back(o, lane)
                 elif GC:
-                    rescale(o, unit[0])
+                    rescale(o, unit[0] if LACKS == 1.0 else unit[0] * LACKS)
+                if c.spec.rotation:
+                    rotate_back(o, lane)
                 # A warp without rows of the sequence stores nothing, and no warp waits for it.
                 if row0 < rows * G:
                     with kv.trace("combine and write"):

@@ -27,7 +27,7 @@ from kvarn.dialect.layout import cdiv
 from kvarn.lowering.schedules.decode import COLUMNS, DecodeConfig
 
 from ... import hadamard
-from ...elements import FACTORS_OF_WORD, SCALED_BY, offsets, ones, widened, widened_columns
+from ...elements import factors_of_word, offsets, ones, scaled_by, widened, widened_columns
 
 _REPRESENTABLE = -0x2000  # mask of the bits of an f32 that tf32 has
 
@@ -40,6 +40,7 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
     SCALED = c.scaled_elements
     GN, ZS, ZC = c.granules, c.zero_sums, c.zero_columns
     GS = spec.granularity // 16 if GN > 1 and not SCALED else KS  # steps per granule
+    FACTORS, CHUNK = factors_of_word(spec.dtype), 16 * c.interleaved
     # Whether the steps of a granule add to one accumulator; granules, of which there are several, are independent.
     CHAINED = bool(ZS) and GN > 1
 
@@ -79,7 +80,7 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
         for ks in kv.static(range(QS)):
             for u in kv.static(range(2)):
                 j, x = 2 * (ks % 2) + u, found[ks // 2]
-                words.append(kv.pack_f16x2(*(x[i] * (1.0 / FACTORS_OF_WORD[j]) for i in (j, j + 4))))
+                words.append(kv.pack_f16x2(*(x[i] * (1.0 / FACTORS[j]) for i in (j, j + 4))))
         return words
 
     @kv.func
@@ -152,7 +153,7 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
         for ks in kv.static(range(QS)):
             words = []
             for u in kv.static(range(2)):
-                one = kv.i32(ones(FACTORS_OF_WORD[2 * (ks % 2) + u]))
+                one = kv.i32(ones(FACTORS[2 * (ks % 2) + u]))
                 for upper in kv.static(range(2)):
                     here = one
                     if GN > 1:
@@ -161,7 +162,7 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
                     words.append(here)
             sums = kv.mma_m16n8k16(words, query_step(q, place, nt, ks, lane), sums, c.mma)
         if GN == 1:
-            return [x * (1.0 / SCALED_BY) for x in sums[:2]]
+            return [x * (1.0 / scaled_by(spec.dtype)) for x in sums[:2]]
         found = []
         for first in kv.static(range(0, GN, 8)):
             pair = sums[first // 4 : first // 4 + 2]
@@ -256,12 +257,15 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
 
     @kv.func
     def granule_scale(stage, half, ks, element, token):
-        """The scale of a step's element, of K or V; zero past the last granule."""
-        size = spec.granularity
-        granule = ks * (16 // size) + element // size if 16 % size == 0 else (ks * 16 + element) // size
-        if ks * 16 + 16 > GN * size:
+        """The scale of an element of a step, counted from the step's first column, of K or V; zero past the last
+        granule. It is multiplied by what elements lack.
+        """
+        size, first = spec.granularity, ks // c.interleaved * CHUNK
+        granule = first // size + element // size if CHUNK % size == 0 else (first + element) // size
+        if first + CHUNK > GN * size:
             granule = kv.math.min(granule, GN - 1)
-        return stream.granule_scale_at(stage, half, granule, token).load(kv.f32)
+        found = stream.granule_scale_at(stage, half, granule, token).load(kv.f32)
+        return found if scaled_by(spec.dtype) == 1.0 else found * scaled_by(spec.dtype)
 
     @kv.func
     def times(words, pairs):
@@ -276,7 +280,7 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
         pairs = []
         for half in kv.static(range(2)):
             token = mt * 16 + 8 * half + (lane >> 2)
-            one = granule_scale(stage, 0, ks, (lane & 3) * 4, token) * unit[1]
+            one = granule_scale(stage, 0, ks, (lane & 3) * (4 * c.interleaved), token) * unit[1]
             pairs.append(kv.pack_f16x2(one, one))
         return times(fragment, [pairs[i % 2] for i in range(4)])
 
@@ -286,7 +290,8 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
         pairs = []
         for half in kv.static(range(2)):
             token = mt * 16 + 8 * half + (lane & 3) * 2
-            both = [granule_scale(stage, 1, ks, (lane >> 2) * 2, token + i) * unit[1] for i in range(2)]
+            column = (lane >> 2) * (2 * c.interleaved)
+            both = [granule_scale(stage, 1, ks, column, token + i) * unit[1] for i in range(2)]
             pairs.append(kv.pack_f16x2(*both))
         return times(fragment, [pairs[i // 2] for i in range(4)])
 
@@ -390,7 +395,7 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
                     both = [[kv.f32(0.0)] * 4, [kv.f32(0.0)] * 4]
         if zeros is not None:  # q . (n + zero) * scale = q . n * scale + sum(q) * (zero * scale)
             added = zero_products(zeros, q[NT + nt])
-            found = [kv.math.fma(found[i], kv.f32(SCALED_BY), added[i]) for i in range(4)]
+            found = [kv.math.fma(found[i], kv.f32(scaled_by(spec.dtype)), added[i]) for i in range(4)]
         if not GC or SCALED:
             found = [both[0][i] + both[1][i] if QS > 1 else both[0][i] for i in range(4)]
             if SCALED:
