@@ -128,11 +128,18 @@ def test_single_elements_are_those_of_vectors() -> None:
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize(("group", "rotation"), [(128, 0), (64, 0), (32, 0), (128, 128), (128, 4), (32, 32)])
-def test_append_quantizes_as_numpy(place: str, group: int, rotation: int) -> None:
+@pytest.mark.parametrize(
+    ("group", "rotation", "heads"),
+    [
+        (128, 0, HEADS), (64, 0, HEADS), (32, 0, HEADS), (128, 128, HEADS), (128, 4, HEADS), (32, 32, HEADS),
+        (128, 128, 8), (64, 0, 8), (32, 32, 8), (128, 64, 5),
+    ],
+)  # fmt: skip
+def test_append_quantizes_as_numpy(place: str, group: int, rotation: int, heads: int) -> None:
+    """With more heads a thread has more elements, up to 32; 5 heads leave lanes of a warp without any."""
     rng, record, cached, new = np.random.default_rng(group), record_of(group, rotation), (5, 0, 20), (3, 1, 7)
-    found, offsets = collection_of(record, cached, new, rng), offsets_of(new)
-    key, value = (rng.standard_normal((11, HEADS, SIZE)).astype(ml_dtypes.bfloat16) for _ in range(2))
+    found, offsets = collection_of(record, cached, new, rng, heads=heads), offsets_of(new)
+    key, value = (rng.standard_normal((11, heads, SIZE)).astype(ml_dtypes.bfloat16) for _ in range(2))
     key[0], key[1], key[2] = 0, 5, 1e-6 * key[2]
     value[0, 0] *= 1e6  # beyond f16: scale and zero saturate
     value[1, 0, 7] = 300
