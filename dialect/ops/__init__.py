@@ -57,6 +57,7 @@ from .tile import (
     tile_reduce,
     tile_scatter,
     tile_store_rows,
+    tile_transpose,
 )
 from .tma import (
     tensor_map,
@@ -134,6 +135,7 @@ __all__ = [
     "tile_stage",
     "tile_store_rows",
     "tile_terms",
+    "tile_transpose",
     "tma_expect",
     "tma_init_barrier",
     "tma_load",

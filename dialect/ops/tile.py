@@ -230,6 +230,25 @@ class WarpAnyOp(Kv.Operation, name="warp_any", traits=[Pure]):
         return mask is not None and _vectors(self, [self.mask], mask.shape)
 
 
+class TileTransposeOp(Kv.Operation, name="tile_transpose", traits=[Pure]):
+    """The transpose of a tile. On GPUs only as operand A of products, which reads a tile in shared memory by columns.
+
+    With layouts, a tile that is ``shared`` becomes ``shared(transposed)``: the same memory under another name.
+    """
+
+    source: Operand[Any]
+    tile: Result[Any]
+
+    def verify_invariants(self) -> bool:
+        source = _tile(self, self.source, "the operand", 2)
+        tile = _tile(self, self.operation.results[0], "the result", 2)
+        if source is None or tile is None:
+            return False
+        layout = {None: None, SHARED: SHARED_TRANSPOSED}.get(layout_of(source), layout_of(source))
+        wanted = tile_type(source.shape[::-1], source.element_type, layout)
+        return tile == wanted or verify.fail(self, f"the result must be {wanted}, got {tile}")
+
+
 class TileReduceLanesOp(Kv.Operation, name="tile_reduce_lanes", traits=[Pure]):
     """Finish a reduction of ``kv.tile_reduce`` with ``kv.partial`` over the lanes that share a row."""
 
@@ -522,6 +541,12 @@ def tile_reduce(source: ir.Value, kind: str, axis: int) -> ir.Value:
     type_ = ir.RankedTensorType(source.type)
     result = tile_type([type_.shape[1 - axis]], type_.element_type)
     return TileReduceOp(source, ir.StringAttr.get(kind), i64_attr(axis), result).operation.results[0]
+
+
+def tile_transpose(source: ir.Value) -> ir.Value:
+    """The transpose of a tile."""
+    type_ = ir.RankedTensorType(source.type)
+    return TileTransposeOp(source, tile_type(type_.shape[::-1], type_.element_type)).operation.results[0]
 
 
 def dot(a: ir.Value, b: ir.Value, c: ir.Value | None = None, transpose_b: bool = False) -> ir.Value:

@@ -25,6 +25,7 @@ from kvarn.dsl.values import Value, where
 
 from .barriers import sync_consumers
 from .copy_groups import AWAITED
+from .ir import users
 from .threads import Threads, register_layout, shuffled
 
 SCATTERED = 3  # lane bits from which a reduce-scatter by shuffles pays: with fewer, its selects cost what it saves
@@ -37,12 +38,22 @@ def mark(op: ir.Operation, grouped: bool) -> None:
     """Mark an exchange if another op of its block, executed once per use, synchronizes all threads.
 
     Waits for tiles do if they are waits for cp.async groups (``grouped``), followed by a barrier; waits for an mbarrier
-    do not.
+    do not. A shared tile is read until its last use: an op between the tile and that use does not count.
     """
     if op.name in EXCHANGES:
-        others = (o.operation for o in op.block.operations if o.operation != op)
-        if any(_waits_for_all(other, grouped) for other in others):
+        every = [o.operation for o in op.block.operations]
+        own = every.index(op)
+        last = max((every.index(_in_block(user, op.block)) for user in users(op.results[0])), default=own)
+        reading = range(own, last + 1) if op.name == "kv.tile_share" else range(own, own + 1)
+        if any(_waits_for_all(other, grouped) for at, other in enumerate(every) if at not in reading):
             op.attributes[BETWEEN] = ir.UnitAttr.get()
+
+
+def _in_block(op: ir.Operation, block: ir.Block) -> ir.Operation:
+    """The op of a block that an op is, or is inside of."""
+    while op.block != block:
+        op = op.parent.operation
+    return op
 
 
 def _waits_for_all(op: ir.Operation, grouped: bool) -> bool:

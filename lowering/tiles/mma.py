@@ -39,7 +39,8 @@ TOGETHER_F32 = 4  # fragments of B whose sums are computed in parallel
 def fragments(place: Pointer, layout: SharedLayout, threads: Threads) -> list[list[Value]]:
     """A warp's fragments of operand A from shared memory, four words per k-step."""
     first = layout.steps(place, threads.warp * ROWS + (threads.lane & 15), threads.lane >> 4)
-    return [ptx.ldmatrix(layout.step(first, k)) for k in range(layout.columns // STEP)]
+    repeated = range(0, layout.rows, threads.warps * ROWS)
+    return [ptx.ldmatrix(layout.step(first, k, row)) for row in repeated for k in range(layout.columns // STEP)]
 
 
 def loaded(place: Pointer, layout: SharedLayout, threads: Threads, element: ir.Type) -> ir.Value:

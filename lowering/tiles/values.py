@@ -109,7 +109,9 @@ def _negate(op: Any, d: Distribution) -> ir.Value:
     if not is_tile(op.operation.results[0]) or layout_of(type_) != SHARED:
         made = vector_type(type_) if is_tile(op.operation.results[0]) else type_
         return ir.Operation.create("arith.negf", [made], [value]).result
-    tile_memory.negate_rows(Pointer(value, SHARED_SPACE), shared_layout(type_), d.threads)
+    layout = shared_layout(type_)
+    threads = replace(d.threads, whole=d.threads.whole or layout.rows != WARPGROUP_ROWS * d.threads.consumers)
+    tile_memory.negate_rows(Pointer(value, SHARED_SPACE), layout, threads)
     return value
 
 
@@ -197,6 +199,20 @@ def _share(op: Any, d: Distribution) -> ir.Value:
     d.threads.fence()
     barriers.sync_consumers(d.threads)
     return place.ir
+
+
+@RULES.lowers("kv.tile_unshare")
+def _unshare(op: Any, d: Distribution) -> ir.Value:
+    tile = op.operation.results[0].type
+    layout = shared_layout(op.operation.attributes["kv.tile"].value)
+    return tile_memory.read_tile(Pointer(op.source, SHARED_SPACE), layout, tile, d.threads)
+
+
+@RULES.lowers("kv.tile_transpose")
+def _transpose(op: Any, d: Distribution) -> ir.Value:
+    if layout_of(op.operation.results[0].type) != SHARED_TRANSPOSED:
+        fail(op, "transposes a tile that no product reads: only operands of products are transposed on GPUs")
+    return op.source  # the same memory
 
 
 @RULES.lowers("kv.tile_terms")

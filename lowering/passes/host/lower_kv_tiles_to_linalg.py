@@ -121,6 +121,11 @@ def lower_broadcast(op: Any) -> ir.Value:
     return generic(op.tile.type, [op.source], [projected(2, op.dimension.value)], lambda x: x)
 
 
+@rules.lowers("kv.tile_transpose")
+def lower_transpose(op: Any) -> ir.Value:
+    return generic(op.tile.type, [op.source], [projected(2, 1, 0)], lambda x: x)
+
+
 @rules.lowers("tensor.splat")
 def lower_splat(op: Any) -> ir.Value:
     return filled(op.operation.results[0].type, op.operation.operands[0])

@@ -48,7 +48,7 @@ class Tile(Numeric):
 
     @property
     def T(self) -> Transposed:
-        """The transpose, for the second operand of :func:`dot`."""
+        """The transpose, for an operand of :func:`dot`."""
         if len(self.shape) != 2 or 1 in self.shape:
             raise TypeError(f"only a matrix has a transpose, got {describe(self)}")
         return Transposed(self)
@@ -129,8 +129,8 @@ def masked(scores: Tile, mask: Tile) -> Tile:
     return Tile(ops.tile_mask(scores.ir, mask_of(mask, scores.shape)), scores.dtype, scores.shape)
 
 
-def dot(a: Tile, b: Tile | Transposed, c: Tile | None = None) -> Tile:
-    """``c + a @ b`` in f32; ``b`` may be ``tile.T``.
+def dot(a: Tile | Transposed, b: Tile | Transposed, c: Tile | None = None) -> Tile:
+    """``c + a @ b`` in f32; ``a`` and ``b`` may be ``tile.T``.
 
     ``a`` is M x K, ``b`` K x N of the same dtype, ``c`` M x N f32 (default: zeros). Tensor cores multiply 16- and 8-bit
     floats. If ``a`` is the M x 2K result of :func:`two_terms`, both terms are multiplied, and a transposed ``b`` may be
@@ -138,6 +138,9 @@ def dot(a: Tile, b: Tile | Transposed, c: Tile | None = None) -> Tile:
     """
     transposed = isinstance(b, Transposed)
     right = b.tile if isinstance(b, Transposed) else b
+    if isinstance(a, Transposed):
+        source = a.tile
+        a = Tile(ops.tile_transpose(source.ir), source.dtype, source.shape[::-1], source.bounds)
     for name, x in (("a", a), ("b", right)):
         if not isinstance(x, Tile) or len(x.shape) != 2 or 1 in x.shape:
             raise TypeError(f"{name} of kv.dot must be a matrix tile, got {describe(x)}")
