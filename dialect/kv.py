@@ -27,6 +27,7 @@ from .ops.projection import *  # noqa: F403
 from .ops.ragged import *  # noqa: F403
 from .ops.rotary import *  # noqa: F403
 from .ops.shared import *  # noqa: F403
+from .ops.lines import *  # noqa: F403
 from .ops.sharing import *  # noqa: F403
 from .ops.staging import *  # noqa: F403
 from .ops.tables import *  # noqa: F403

@@ -42,7 +42,8 @@ from .metadata import (
 from .mla import MlaAttentionOp, MlaDecompressOp, MlaPrefillChunkOp, MlaPrefillPlanOp
 from .pages import IndexScoresOp, SelectPagesOp, SelectTokensOp, SummarizePagesOp
 from .shared import alloc_shared, load_tile, store_tile
-from .sharing import tile_concatenate
+from .lines import tile_scan, tile_solve
+from .sharing import tile_concatenate, tile_slice
 from .staging import take_work_item, tile_stage
 from .terms import tile_terms
 from .tile import (
@@ -56,6 +57,7 @@ from .tile import (
     tile_mask,
     tile_reduce,
     tile_scatter,
+    tile_store,
     tile_store_rows,
     tile_transpose,
 )
@@ -131,8 +133,12 @@ __all__ = [
     "tile_load_rows",
     "tile_mask",
     "tile_reduce",
+    "tile_scan",
     "tile_scatter",
+    "tile_slice",
+    "tile_solve",
     "tile_stage",
+    "tile_store",
     "tile_store_rows",
     "tile_terms",
     "tile_transpose",

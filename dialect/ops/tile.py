@@ -16,7 +16,7 @@ from mlir import ir
 from .. import tile_layout, types, verify
 from ..base import Kv
 from ..dtypes import DType, by_mlir, f32
-from ..effects import CACHE, READ, Effect, EffectModel, Pure, ReadsMemory, WritesMemory
+from ..effects import CACHE, ELEMENTS, READ, WRITE, Effect, EffectModel, Pure, ReadsMemory, WritesMemory
 from ..ext import I1, I32, Operand, Result, infer_result
 from ..latent_layout import RowFormat
 from ..layout import CacheSpec, align_up
@@ -37,6 +37,12 @@ class _LoadsRows(EffectModel):
     """Reads a cache."""
 
     effects = (Effect(READ, CACHE),)
+
+
+class _StoresRows(EffectModel):
+    """Writes elements of a cache."""
+
+    effects = (Effect(WRITE, ELEMENTS),)
 
 
 def tile_of(value: ir.Value) -> ir.RankedTensorType | None:
@@ -405,6 +411,39 @@ def verify_columns(op: Any, spec: CacheSpec, tile: ir.RankedTensorType, converte
     return True
 
 
+class TileStoreOp(Kv.Operation, name="tile_store", traits=[_StoresRows]):
+    """Write a tile to the tokens [first, first + rows) of a head of a cache without scales, converted to its elements.
+
+    Operands: cache, batch, head, first token; count, from which on tokens are not written; value, a float tile.
+    Attribute first_column, of the head dimension. Tokens without a page of the pool are not written.
+    """
+
+    cache: Operand[Any]
+    batch: Operand[I32]
+    head: Operand[I32]
+    first: Operand[I32]
+    count: Operand[I32]
+    value: Operand[Any]
+    first_column: ir.IntegerAttr
+
+    def verify_invariants(self) -> bool:
+        spec = verify.handle(self, self.operation.operands[0], ("cache",))
+        value = _tile(self, self.value, "the value", 2)
+        if spec is None or value is None:
+            return False
+        if spec.quantized or spec.dtype.bits < 8 or not spec.dtype.is_float:
+            return verify.fail(self, f"stores to caches of floats without scales, got {self.cache.type}")
+        if not _is_float(value.element_type):
+            return verify.fail(self, f"the value must have a float element type, got {value.element_type}")
+        first = verify.integer(self.first_column)
+        if first is None or not 0 <= first <= spec.head_size - value.shape[1]:
+            return verify.fail(
+                self,
+                f"columns must be within the head's {spec.head_size}, got {value.shape[1]} from {self.first_column} on",
+            )
+        return True
+
+
 class TileLoadRowsOp(Kv.Operation, name="tile_load_rows", traits=[ReadsMemory]):
     """Rows of a buffer, one for every element of the index vectors.
 
@@ -505,7 +544,10 @@ class TileGatherOp(Kv.Operation, name="tile_gather", traits=[ReadsMemory]):
 
 
 class TileScatterOp(Kv.Operation, name="tile_scatter", traits=[WritesMemory]):
-    """Write elements of a buffer, the inverse of ``kv.tile_gather``. For equal indices, either element is written."""
+    """Write elements of a buffer, the inverse of ``kv.tile_gather``. For equal indices, either element is written.
+
+    With the unit attribute ``add``, elements are added to the buffer's, each atomically: for equal indices all are.
+    """
 
     value: Operand[Any]
     buffer: Operand[Any]
@@ -637,6 +679,17 @@ def tile_gather(buffer: ir.Value, indices: Sequence[ir.Value], mask: ir.Value) -
     return TileGatherOp(buffer, mask, list(indices), result).operation.results[0]
 
 
-def tile_scatter(value: ir.Value, buffer: ir.Value, indices: Sequence[ir.Value], mask: ir.Value) -> None:
-    """Write the elements of a tile to a buffer."""
-    TileScatterOp(value, buffer, mask, list(indices))
+def tile_scatter(
+    value: ir.Value, buffer: ir.Value, indices: Sequence[ir.Value], mask: ir.Value, add: bool = False
+) -> None:
+    """Write the elements of a tile to a buffer, or add them atomically."""
+    op = TileScatterOp(value, buffer, mask, list(indices)).operation
+    if add:
+        op.attributes["add"] = ir.UnitAttr.get()
+
+
+def tile_store(
+    cache: ir.Value, batch: Any, head: Any, first: Any, count: Any, value: ir.Value, first_column: int = 0
+) -> None:
+    """Write a tile to tokens of a head."""
+    TileStoreOp(cache, as_i32(batch), as_i32(head), as_i32(first), as_i32(count), value, i64_attr(first_column))

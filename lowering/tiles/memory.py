@@ -24,7 +24,7 @@ from kvarn.dialect.shared_layout import CHUNK, SharedLayout
 from kvarn.dsl import functional, gpu as kv_gpu, math as kv_math, memory, ptx
 from kvarn.dsl.handles import Cache, Operand
 from kvarn.dsl.memory import SHARED, Pointer
-from kvarn.dsl.values import Value, vector, where
+from kvarn.dsl.values import Value, cast, vector, where
 from kvarn.lowering.index import const
 
 from . import mma as tile_mma
@@ -631,6 +631,27 @@ def load_registers(op: Any, layout: RegisterLayout, threads: Threads) -> ir.Valu
     return from_elements(found)
 
 
+def store_tokens(op: Any, layout: RegisterLayout, threads: Threads) -> None:
+    """``kv.tile_store``: each thread writes its own elements, converted, of tokens before ``count``."""
+    cache, values = handle_of(op.cache), elements(op.value)
+    source, dtype = by_mlir(str(values[0].type)), cache.spec.dtype
+    batch, head, first, count = (scalar(x) for x in (op.batch, op.head, op.first, op.count))
+    own_row, own_column = layout.thread_offset(threads.lane, threads.warp)
+    run = 2 if layout.register_bases[:1] == ((0, 1),) else 1
+    rows: dict[int, list[int]] = {}
+    for register in range(0, layout.registers, run):
+        rows.setdefault(layout.register_offset(register)[0], []).append(register)
+    for row, registers in rows.items():
+        token = first + own_row + row
+        with functional.when((token >= 0) & (token < count)):
+            page = cache.page(batch, token)
+            for register in registers:
+                several = [Value(values[register + i], source) for i in range(run)]
+                held = vector(source, several) if run > 1 else several[0]
+                column = own_column + (op.first_column.value + layout.register_offset(register)[1])
+                cache.store(batch, head, token, column, cast(held, dtype), page=page)
+
+
 # --- elements of buffers -------------------------------------------------------------------------------
 
 
@@ -655,7 +676,11 @@ def scatter(op: Any, value: ir.Value, owns: Value, registers: Sequence[int]) -> 
     indices = [elements(x) for x in op.indices]
     for r in registers:
         with functional.when(owns & _bool(masks[r])):
-            buffer[tuple(scalar(x[r]) for x in indices)] = Value(values[r], buffer.dtype)
+            place, element = tuple(scalar(x[r]) for x in indices), Value(values[r], buffer.dtype)
+            if "add" in op.operation.attributes:
+                memory.atomic_add(buffer, place, element)
+            else:
+                buffer[place] = element
 
 
 def _bool(value: ir.Value) -> Value:

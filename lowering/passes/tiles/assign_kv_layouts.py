@@ -52,7 +52,7 @@ from kvarn.dialect.ops.tile import (
 from kvarn.dialect.tile_layout import GROUP_WARPS, WARP_ROWS
 from kvarn.lowering.pass_base import fail, kv_pass
 from kvarn.lowering.remarks import remark
-from kvarn.lowering.rewrite import defining_op, ops_named, walk
+from kvarn.lowering.rewrite import defining_op, enclosing, ops_named, walk
 from kvarn.lowering.schedules.limits import MOST_HELD, why_not_by_mma
 from kvarn.lowering.target import by_name
 from kvarn.lowering.tiles import fragments
@@ -81,7 +81,7 @@ LOADS = ("kv.tile_load", "kv.tile_load_rows")
 CONCATENATE, FRAGMENTS, TRANSPOSE = "kv.tile_concatenate", "kv.tile_fragments", "kv.tile_transpose"
 ALONE = 2  # instead of a dimension: the vector that fills a table runs along neither rows nor columns
 ROW_STEP, MOST_SWAPPED = 8, 256  # of query rows: with swapped operands they are the columns of an instruction
-_READ_SHARED = ("kv.dot", TRANSPOSE, CONCATENATE, FRAGMENTS, "kv.tile_terms", "kv.tile_columns")
+_READ_SHARED = ("kv.dot", TRANSPOSE, FRAGMENTS, "kv.tile_terms", "kv.tile_columns")
 _LEAVES = ("kv.tile_index", "tensor.splat", "arith.constant")
 
 
@@ -378,7 +378,7 @@ def place_operands(function: ir.Operation, accumulators: Accumulators) -> dict[i
         for problem in problems:
             fail(op, f"has no instruction on this target{' with swapped operands' if swapped else ''}: {problem}")
         maker = defining_op(b)
-        if maker is None or maker.name not in (*LOADS, CONCATENATE, FRAGMENTS):
+        if maker is None or maker.name not in (*LOADS, FRAGMENTS) and not (by_wgmma and _copied_as_one(maker)):
             if str(element(b)) not in SHAREABLE:
                 why = f"computed by arithmetic, which must be one of {', '.join(SHAREABLE)}, got {element(b)}"
                 fail(op, f"takes a second operand {why}: convert it, as in kv.bf16(x)")
@@ -400,6 +400,18 @@ def place_operands(function: ir.Operation, accumulators: Accumulators) -> dict[i
             shared[share(op, 0)] = SHARED
     place_rows(function, shared, accumulators)
     return shared
+
+
+def _copied_as_one(op: ir.Operation) -> bool:
+    """Whether two tiles side by side are copied to shared memory as one: rows of a buffer, then tokens of a cache.
+
+    A producer copies them.
+    """
+    producer = schedule_of(enclosing(op, "gpu.func")).get("producer", False)
+    return op.name == CONCATENATE and producer and all(
+        (maker := defining_op(v)) is not None and maker.name == name and len(list(v.uses)) == 1
+        for v, name in zip(op.operands, ("kv.tile_load_rows", "kv.tile_load"), strict=True)
+    )
 
 
 def share(op: ir.Operation, number: int) -> ir.Value:

@@ -83,7 +83,7 @@ from kvarn.lowering.tiles.loop_rotation import NARROWS
 from kvarn.lowering.tiles.memory import Stages
 from kvarn.lowering.tiles.products import Product
 from kvarn.lowering.tiles.threads import Threads, register_layout, scalar, shared_layout, vector_type
-from kvarn.lowering.tiles.values import RULES, WEIGHTS
+from kvarn.lowering.tiles.values import RULES, TILES, WEIGHTS
 from kvarn.lowering.tiles.work_queue import Queue
 
 from .pipeline_kv_loops import STRICT
@@ -403,7 +403,7 @@ class StagedRows:
     last: ir.Operation
 
     def is_free(self, op: ir.Operation, layout: SharedLayout) -> bool:
-        """Whether a tile of ``layout`` fits, and no later op and no later iteration reads the loaded rows after ``op``."""
+        """Whether a tile of ``layout`` fits, and nothing reads the loaded rows after ``op``, in this iteration or later."""
         if self.layout.bytes < layout.bytes or self.layout.rows != layout.rows:
             return False
         while op.block != self.block:
@@ -626,6 +626,11 @@ def _set_registers(op: Any, d: Distribution) -> None:
 def annotate(function: ir.Operation) -> None:
     """Attach the tile types of operands to ops whose rules need them after operands have become vectors."""
     stores = "kv.tile_scatter", "kv.tile_stage", "kv.tile_store_shared", "kv.tile_store_direct"
+    for op in ops_named(function, "kv.tile_scan", "kv.tile_solve", "kv.tile_slice", "kv.tile_concatenate"):
+        for name, value in zip(TILES, op.operands, strict=False):
+            op.attributes[name] = ir.TypeAttr.get(value.type)
+    for op in ops_named(function, "kv.tile_store"):
+        op.attributes["kv.tile"] = ir.TypeAttr.get(op.opview.value.type)
     for op in ops_named(function, *tile_exchange.EXCHANGES, "kv.table_store", "kv.tile_fragments", *stores):
         op.attributes["kv.tile"] = ir.TypeAttr.get(op.operands[0].type)
 
