@@ -17,7 +17,7 @@ from .common import i64_attr
 from .staging import Synchronizes
 from .tile import IN_SHARED, SHARED, layout_of, same_type, tile_of, tile_type
 
-SHAREABLE = ("bf16", "f16", "f32")  # elements of computed tiles that are copied to shared memory
+SHAREABLE = ("bf16", "f16", "f32", "i8")  # elements of computed tiles that are copied to shared memory
 LINES = 8  # columns of an accumulator, and rows in a swizzle's period
 
 
@@ -25,7 +25,7 @@ class TileShareOp(Kv.Operation, name="tile_share", traits=[Synchronizes]):
     """Copy a tile from registers to shared memory, after all warps have read the previous one.
 
     For computed operands that products read from shared memory: B, a transposed A, and A where warps share the output
-    columns, so that each warp needs all columns of A. Operand: a tile of 16-bit or f32 elements in registers. Result:
+    columns, so that each warp needs all columns of A. Operand: a tile of 16-bit floats, f32 or i8 in registers. Result:
     the tile with the layout ``shared``, valid until the next share.
     """
 
@@ -119,9 +119,7 @@ class TileConcatenateOp(Kv.Operation, name="tile_concatenate", traits=[Pure]):
             return verify.fail(self, f"the operands must have the same rows and elements, got {left} and {right}")
         step = atom_columns(left.element_type) if layout_of(left) == SHARED else LINES
         if left.shape[1] % step:
-            return verify.fail(
-                self, f"the first operand must have a multiple of {step} columns, got {left.shape[1]}"
-            )
+            return verify.fail(self, f"the first operand must have a multiple of {step} columns, got {left.shape[1]}")
         layout = layout_of(left) if tile is None or layout_of(left) == SHARED else layout_of(tile)
         wanted = tile_type([left.shape[0], left.shape[1] + right.shape[1]], left.element_type, layout)
         return tile == wanted or verify.fail(self, f"the result must be {wanted}, got {self.operation.results[0].type}")

@@ -268,10 +268,10 @@ class TileReduceLanesOp(Kv.Operation, name="tile_reduce_lanes", traits=[Pure]):
 
 
 class DotOp(Kv.Operation, name="dot", traits=[Pure]):
-    """C + A B, accumulated in f32.
+    """C + A B, accumulated in f32; in i32 if A and B are of i8.
 
-    Operands: a tensor<MxKxT>; b tensor<KxNxT>, or tensor<NxKxT> with ``transpose_b``; c tensor<MxNxf32>, or zeros
-    without. The result is tensor<MxNxf32>. Passes choose the instruction and where A is read from. With
+    Operands: a tensor<MxKxT>; b tensor<KxNxT>, or tensor<NxKxT> with ``transpose_b``; c tensor<MxNxf32> (or i32), or
+    zeros without. The result is of c's type. Passes choose the instruction and where A is read from. With
     ``transpose_b``, A of f8E4M3FN may have 2K columns, which are two terms (``kv.tile_terms``) that both multiply B,
     and B may be f8E5M2.
     """
@@ -292,6 +292,11 @@ def same_type(op: Any, value: ir.Value) -> bool:
     return got == value.type or verify.fail(op, f"the result must be of the operand's type {value.type}, got {got}")
 
 
+def sums_of(element: ir.Type) -> ir.Type:
+    """The element type of a product's sums: i32 for i8, f32 for floats."""
+    return ir.F32Type.get(element.context) if _is_float(element) else ir.IntegerType.get_signless(32, element.context)
+
+
 def verify_dot(op: Any, a: ir.Value, b: ir.Value, c: ir.Value | None) -> bool:
     """Whether shapes and element types of a product match; also for its asynchronous form."""
     left, right = _tile(op, a, "a", 2), _tile(op, b, "b", 2)
@@ -308,10 +313,11 @@ def verify_dot(op: Any, a: ir.Value, b: ir.Value, c: ir.Value | None) -> bool:
         return verify.fail(
             op, f"a and b must share K = {left.shape[1]} and {left.element_type}, got {left} and {right}"
         )
-    if not _is_float(left.element_type):
-        return verify.fail(op, f"a and b must have a float element type, got {left.element_type}")
-    if list(result.shape) != [left.shape[0], n] or str(result.element_type) != "f32":
-        return verify.fail(op, f"the result must be {left.shape[0]} x {n} x f32, got {result}")
+    if not _is_float(left.element_type) and str(left.element_type) != "i8":
+        return verify.fail(op, f"a and b must have a float element type or i8, got {left.element_type}")
+    sums = sums_of(left.element_type)
+    if list(result.shape) != [left.shape[0], n] or result.element_type != sums:
+        return verify.fail(op, f"the result must be {left.shape[0]} x {n} x {sums}, got {result}")
     return c is None or c.type == result or verify.fail(op, f"c must have the result's type {result}, got {c.type}")
 
 
@@ -592,9 +598,9 @@ def tile_transpose(source: ir.Value) -> ir.Value:
 
 
 def dot(a: ir.Value, b: ir.Value, c: ir.Value | None = None, transpose_b: bool = False) -> ir.Value:
-    """C + A B in f32."""
+    """C + A B in f32, or in i32 for i8."""
     left, right = ir.RankedTensorType(a.type), ir.RankedTensorType(b.type)
-    result = tile_type([left.shape[0], right.shape[0 if transpose_b else 1]], ir.F32Type.get())
+    result = tile_type([left.shape[0], right.shape[0 if transpose_b else 1]], sums_of(left.element_type))
     return DotOp(a, b, ir.BoolAttr.get(transpose_b), result, c=c).operation.results[0]
 
 

@@ -126,15 +126,17 @@ def _cast(op: Any, d: Distribution) -> ir.Value:
     given, wanted = ir.VectorType(operand.type).element_type, ir.RankedTensorType(result.type).element_type
     if given.width == 8 and wanted.width > 8:
         return ops.cast(operand, by_mlir(str(wanted)))
-    if str(given) != "f32" or str(wanted) != "f8E4M3FN":
-        fail(op, f"casts to {result.type}: to 8-bit elements only f32 to f8E4M3FN is there")
+    if str(given) != "f32":
+        fail(op, f"casts {given} to {wanted}, which GPUs do for f32 only: write kv.f32(x) first")
+    if str(wanted) != "f8E4M3FN":
+        return ops.cast(operand, by_mlir(str(wanted)))
     return tile_products.narrowed(operand) if held_as_words(result.type) else ops.cast(operand, f8e4m3)
 
 
 @RULES.lowers("kv.tile_reduce")
 def _reduce(op: Any, d: Distribution) -> ir.Value:
-    if str(ir.VectorType(op.source.type).element_type) != "f32":
-        fail(op, "reduces elements that are not f32, which GPUs do not do here: reduce kv.f32(x)")
+    if str(ir.VectorType(op.source.type).element_type) not in ("f32", "i32"):
+        fail(op, "reduces elements that are neither f32 nor i32, which GPUs do not do here: reduce kv.f32(x)")
     layout = register_layout(op.operation.attributes["kv.tile"].value)
     fold = tile_exchange.fold_of(op, op.axis.value, d.threads.split_like(layout))
     places = layout.place_registers(fold.kept)

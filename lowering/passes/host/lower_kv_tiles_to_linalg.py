@@ -37,6 +37,7 @@ from kvarn.lowering.tiles.cache_rows import load_width, place_in_pool, read_rope
 from kvarn.lowering.tiles.ir import HIDES, constant_int, element, is_tile, shape, splat_of, tiled, users
 from kvarn.lowering.tiles.threads import buffer_of
 
+MOST_EXACT = 1 << 10  # products of i8 whose sum is exact in f32
 LANES = 16  # elements of a row per load
 # By kind of reduction: the op for floats and for integers.
 _FOLDS = {"max": (arith.maxnumf, arith.maxsi), "min": (arith.minnumf, arith.minsi), "add": (arith.addf, arith.addi)}
@@ -163,7 +164,12 @@ def lower_reduce(op: Any) -> ir.Value:
 def lower_dot(op: Any) -> ir.Value:
     type_, f32 = op.result_.type, ir.F32Type.get()
     a, b = widened(op.a), widened(op.b)
-    c = filled(type_, arith.constant(f32, 0.0)) if op.c is None else op.c
+    integers = str(element(op.result_)) != "f32"
+    if integers:  # f32 holds the sums exactly
+        if shape(op.a)[1] > MOST_EXACT:
+            fail(op.operation, f"sums more than {MOST_EXACT} products of i8: divide K")
+        type_ = ir.RankedTensorType.get(shape(op.result_), f32)
+    c = filled(type_, arith.constant(f32, 0.0)) if op.c is None or integers else op.c
     right = projected(3, 1, 2) if op.transpose_b.value else projected(3, 2, 1)
     maps = [projected(3, 0, 2), right, projected(3, 0, 1)]
     product = linalg.MatmulOp(
@@ -175,7 +181,11 @@ def lower_dot(op: Any) -> ir.Value:
         linalg.YieldOp([arith.addf(z, arith.mulf(x, y))])
     if HIDES in op.operation.attributes:
         product.operation.attributes[HIDES] = ir.UnitAttr.get()
-    return product.results[0]
+    if not integers:
+        return product.results[0]
+    i32 = ir.IntegerType.get_signless(32)
+    made = elementwise(op.result_.type, product.results[0], lambda x: arith.fptosi(i32, x))
+    return made if op.c is None else arith.addi(made, op.c)
 
 
 # --- memory ----------------------------------------------------------------------------------------

@@ -129,8 +129,10 @@ def mma_problems(a: ir.Value, b: ir.Value, transposed: bool, accumulators: Accum
     """Why mma.sync cannot compute a product, one sentence per reason; empty if it can."""
     (m, k), n = shape(a), shape(b)[0 if transposed else 1]
     kind, found, warps, stacks = str(element(a)), [], accumulators.warps, accumulators.stacks(n)
-    if kind not in ("bf16", "f16", "f32"):
-        found.append(f"operands must be bf16, f16 or f32, got {kind}")
+    if kind not in ("bf16", "f16", "f32", "i8"):
+        found.append(f"operands must be bf16, f16, f32 or i8, got {kind}")
+    if kind == "i8" and not transposed:
+        found.append("of i8 both operands are read along K: write kv.dot(a, b.T), with K as the columns of b")
     if stacks == 1 and (m % (WARP_ROWS * warps) or (kind == "f32" and m != WARP_ROWS * warps)):
         found.append(f"the tile must have 16 rows for each of the {warps} warps, got {m}")
     if stacks > 1 and (kind == "f32" or m % (WARP_ROWS * warps // stacks)):
@@ -138,8 +140,10 @@ def mma_problems(a: ir.Value, b: ir.Value, transposed: bool, accumulators: Accum
             f"with {stacks} stacks of warps that divide columns elements must have 16 bits, and the tile 16 rows for "
             f"each of the {warps // stacks} warps of a stack, got {kind} and {m}"
         )
-    if is_made_by(a, TRANSPOSE) and kind == "f32":
-        found.append("a transposed first operand must have 16-bit elements, got f32")
+    if is_made_by(a, TRANSPOSE) and element(a).width != 16:
+        found.append(f"a transposed first operand must have 16-bit elements, got {kind}")
+    if kind == "i8" and k % K_STEP_BYTES:
+        found.append(f"K must be a multiple of {K_STEP_BYTES}, got {k}")
     if k % COLUMN_STEP or n % (COLUMN_STEP * stacks):
         found.append(f"K and N must be multiples of {COLUMN_STEP} and {COLUMN_STEP * stacks}, got {k} and {n}")
     return found
@@ -396,7 +400,7 @@ def place_operands(function: ir.Operation, accumulators: Accumulators) -> dict[i
         whole = accumulators.across > 1 or swapped  # every warp reads all of A
         if by_wgmma or whole or not _held(a, accumulators.warps):
             shared.update(dict.fromkeys(loaded(a) or (), SHARED))
-        if whole and loaded(a) is None:
+        if (whole or str(element(a)) == "i8") and loaded(a) is None:
             shared[share(op, 0)] = SHARED
     place_rows(function, shared, accumulators)
     return shared
@@ -408,9 +412,13 @@ def _copied_as_one(op: ir.Operation) -> bool:
     A producer copies them.
     """
     producer = schedule_of(enclosing(op, "gpu.func")).get("producer", False)
-    return op.name == CONCATENATE and producer and all(
-        (maker := defining_op(v)) is not None and maker.name == name and len(list(v.uses)) == 1
-        for v, name in zip(op.operands, ("kv.tile_load_rows", "kv.tile_load"), strict=True)
+    return (
+        op.name == CONCATENATE
+        and producer
+        and all(
+            (maker := defining_op(v)) is not None and maker.name == name and len(list(v.uses)) == 1
+            for v, name in zip(op.operands, ("kv.tile_load_rows", "kv.tile_load"), strict=True)
+        )
     )
 
 
@@ -596,13 +604,13 @@ def why_uncounted(function: ir.Operation) -> tuple[ir.Operation, str] | None:
 def choose_instruction(function: ir.Operation, target: str) -> str:
     """The MMA instruction of a kernel: its schedule's, otherwise the target's best, which is written to the schedule.
 
-    f32 is multiplied by mma.sync (tf32) on every target. So are tiles whose loads no loop counts: stages for wgmma have
+    f32 (by tf32) and i8 are multiplied by mma.sync on every target. So are tiles whose loads no loop counts: stages for wgmma have
     mbarriers, whose phases follow from the loop's variable.
     """
     schedule = ir.DictAttr(function.attributes["kv.schedule"]) if "kv.schedule" in function.attributes else ()
     entries = {named.name: named.attr for named in schedule}
     default = WGMMA if by_name(target).has("wgmma") else MMA
-    of_f32 = any(str(element(op.opview.a)) == "f32" for op in ops_named(function, "kv.dot"))
+    of_f32 = any(str(element(op.opview.a)) in ("f32", "i8") for op in ops_named(function, "kv.dot"))
     given = ir.StringAttr(entries["instruction"]).value if "instruction" in entries else None
     by_wgmma = default == WGMMA and not of_f32 and given in (None, WGMMA)
     uncounted = why_uncounted(function) if by_wgmma else None

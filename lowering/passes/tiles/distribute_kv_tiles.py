@@ -325,7 +325,7 @@ class Distribution:
         free = [rows.place for rows in self.staged if rows.is_free(op, layout)]
         free += self.waited_for(op, layout)
         parts = self.threads.across > 1 or (self.released(op) and not free)
-        if str(tile.element_type) == "f32" or (parts and not is_transposed(tile)):
+        if str(tile.element_type) in ("f32", "i32") or (parts and not is_transposed(tile)):
             held = tile_memory.rows_held(op.opview, register_layout(value.type), self.threads)
             made = TileStoreDirectOp(value, op.opview.buffer, *held)
             for name in ("stored", "first_column"):
@@ -334,7 +334,7 @@ class Distribution:
             op.erase()
             return
         if str(tile.element_type) not in ("bf16", "f16"):
-            what = f"stores rows of bf16, f16 or f32 on this target, got {tile.element_type}"
+            what = f"stores rows of bf16, f16, f32 or i32 on this target, got {tile.element_type}"
             fail(op, f"{what}: convert, or write with scatter")
         place = free[0] if free else self.allocate(layout)
         if free or is_transposed(tile):  # the threads that share rows read all of them

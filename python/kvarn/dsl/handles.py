@@ -344,7 +344,9 @@ class Cache(CacheReads):
         value = as_value(value, self.spec.scale_dtype, "what is stored as a scale")
         ops.store_scale(self.ir, *_indices(b, h, t, d), value=value.ir, oob=_oob(oob), page=_page(page))
 
-    def store_tile_rows(self, b: Any, h: Any, first: Any, value: Tile, count: Any = None, first_column: int = 0) -> None:
+    def store_tile_rows(
+        self, b: Any, h: Any, first: Any, value: Tile, count: Any = None, first_column: int = 0
+    ) -> None:
         """Write a float tile to the tokens [first, first + rows) of head ``h``, converted to the storage type.
 
         Tokens from ``count`` on are not written, nor are tokens without a page. Caches with scales are refused:

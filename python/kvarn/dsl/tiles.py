@@ -14,7 +14,7 @@ from typing import Any
 from mlir import ir
 
 from kvarn.dialect import ops
-from kvarn.dialect.dtypes import DType, bf16, bool_, f8e4m3, f8e5m2, f32, i32
+from kvarn.dialect.dtypes import DType, bf16, bool_, f8e4m3, f8e5m2, f32, i8, i32
 
 from . import intervals
 from .builder import state
@@ -63,7 +63,9 @@ class Tile(Numeric):
             return Tile(self.ir, self.dtype, (*self.shape, 1), self.bounds)
         if len(self.shape) == 1 and index == (None, every):
             return Tile(self.ir, self.dtype, (1, *self.shape), self.bounds)
-        raise TypeError(f"tiles are indexed as x[:, None] or x[None, :] of a vector, x[:, 16:32] of a matrix, got {describe(self)}")
+        raise TypeError(
+            f"tiles are indexed as x[:, None] or x[None, :] of a vector, x[:, 16:32] of a matrix, got {describe(self)}"
+        )
 
     def __iter__(self) -> Any:
         raise TypeError("a tile cannot be iterated: its elements lie in many threads")
@@ -169,10 +171,10 @@ def masked(scores: Tile, mask: Tile) -> Tile:
 
 
 def dot(a: Tile | Transposed, b: Tile | Transposed, c: Tile | None = None) -> Tile:
-    """``c + a @ b`` in f32; ``a`` and ``b`` may be ``tile.T``.
+    """``c + a @ b`` in f32, or in i32 for i8; ``a`` and ``b`` may be ``tile.T``.
 
     ``a`` is M x K, ``b`` K x N of the same dtype, ``c`` M x N f32 (default: zeros). Tensor cores multiply 16- and 8-bit
-    floats. If ``a`` is the M x 2K result of :func:`two_terms`, both terms are multiplied, and a transposed ``b`` may be
+    floats, f32 (three products of tf32) and i8 (``b`` as ``tile.T``). If ``a`` is the M x 2K result of :func:`two_terms`, both terms are multiplied, and a transposed ``b`` may be
     f8e5m2.
     """
     transposed = isinstance(b, Transposed)
@@ -184,15 +186,18 @@ def dot(a: Tile | Transposed, b: Tile | Transposed, c: Tile | None = None) -> Ti
         if not isinstance(x, Tile) or len(x.shape) != 2 or 1 in x.shape:
             raise TypeError(f"{name} of kv.dot must be a matrix tile, got {describe(x)}")
     of_bytes = transposed and a.dtype is f8e4m3
-    if not (a.dtype is right.dtype or (of_bytes and right.dtype is f8e5m2)) or not a.dtype.is_float:
-        raise TypeError(f"kv.dot needs two tiles of one float type, got {a.dtype.name} and {right.dtype.name}")
+    known = a.dtype.is_float or a.dtype is i8
+    if not (a.dtype is right.dtype or (of_bytes and right.dtype is f8e5m2)) or not known:
+        both = f"{a.dtype.name} and {right.dtype.name}"
+        raise TypeError(f"kv.dot needs two tiles of one float type or i8, got {both}: convert, as in kv.bf16(x)")
+    sums = f32 if a.dtype.is_float else i32
     k, n = right.shape[::-1] if transposed else right.shape
     if a.shape[1] != k and not (of_bytes and a.shape[1] == 2 * k):
         raise ValueError(f"kv.dot of {a.shape} and {(k, n)}: the inner extents must match")
     shape = (a.shape[0], n)
-    if c is not None and (not isinstance(c, Tile) or c.dtype is not f32 or c.shape != shape):
-        raise TypeError(f"c of kv.dot must be an f32 tile of shape {shape}, got {describe(c)}")
-    return Tile(ops.dot(a.ir, right.ir, None if c is None else c.ir, transposed), f32, shape)
+    if c is not None and (not isinstance(c, Tile) or c.dtype is not sums or c.shape != shape):
+        raise TypeError(f"c of kv.dot must be an {sums.name} tile of shape {shape}, got {describe(c)}")
+    return Tile(ops.dot(a.ir, right.ir, None if c is None else c.ir, transposed), sums, shape)
 
 
 def two_terms(x: Tile, shift: Any = None) -> tuple[Tile, Tile]:
