@@ -19,6 +19,7 @@ from .ops.addressing import *  # noqa: F403
 from .ops.attention import *  # noqa: F403
 from .ops.drafts import *  # noqa: F403
 from .ops.fragments import *  # noqa: F403
+from .ops.lines import *  # noqa: F403
 from .ops.metadata import *  # noqa: F403
 from .ops.mla import *  # noqa: F403
 from .ops.operations import *  # noqa: F403
@@ -27,7 +28,6 @@ from .ops.projection import *  # noqa: F403
 from .ops.ragged import *  # noqa: F403
 from .ops.rotary import *  # noqa: F403
 from .ops.shared import *  # noqa: F403
-from .ops.lines import *  # noqa: F403
 from .ops.sharing import *  # noqa: F403
 from .ops.staging import *  # noqa: F403
 from .ops.tables import *  # noqa: F403

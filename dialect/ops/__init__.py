@@ -23,6 +23,7 @@ from .addressing import (
     tma_row,
 )
 from .attention import AttentionOp, AttentionPaddedOp, BlockMaskOp, OperandAttentionOp
+from .lines import tile_scan, tile_solve
 from .metadata import (
     buffer_operand,
     cache_length,
@@ -42,7 +43,6 @@ from .metadata import (
 from .mla import MlaAttentionOp, MlaDecompressOp, MlaPrefillChunkOp, MlaPrefillPlanOp
 from .pages import IndexScoresOp, SelectPagesOp, SelectTokensOp, SummarizePagesOp
 from .shared import alloc_shared, load_tile, store_tile
-from .lines import tile_scan, tile_solve
 from .sharing import tile_concatenate, tile_slice
 from .staging import take_work_item, tile_stage
 from .terms import tile_terms

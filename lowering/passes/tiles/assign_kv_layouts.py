@@ -382,7 +382,7 @@ def place_operands(function: ir.Operation, accumulators: Accumulators) -> dict[i
         for problem in problems:
             fail(op, f"has no instruction on this target{' with swapped operands' if swapped else ''}: {problem}")
         maker = defining_op(b)
-        if maker is None or maker.name not in (*LOADS, FRAGMENTS) and not (by_wgmma and _copied_as_one(maker)):
+        if maker is None or (maker.name not in (*LOADS, FRAGMENTS) and not (by_wgmma and _copied_as_one(maker))):
             if str(element(b)) not in SHAREABLE:
                 why = f"computed by arithmetic, which must be one of {', '.join(SHAREABLE)}, got {element(b)}"
                 fail(op, f"takes a second operand {why}: convert it, as in kv.bf16(x)")
@@ -604,8 +604,8 @@ def why_uncounted(function: ir.Operation) -> tuple[ir.Operation, str] | None:
 def choose_instruction(function: ir.Operation, target: str) -> str:
     """The MMA instruction of a kernel: its schedule's, otherwise the target's best, which is written to the schedule.
 
-    f32 (by tf32) and i8 are multiplied by mma.sync on every target. So are tiles whose loads no loop counts: stages for wgmma have
-    mbarriers, whose phases follow from the loop's variable.
+    f32 (by tf32) and i8 are multiplied by mma.sync on every target. So are tiles whose loads no loop counts: stages for
+    wgmma have mbarriers, whose phases follow from the loop's variable.
     """
     schedule = ir.DictAttr(function.attributes["kv.schedule"]) if "kv.schedule" in function.attributes else ()
     entries = {named.name: named.attr for named in schedule}

@@ -403,7 +403,7 @@ class StagedRows:
     last: ir.Operation
 
     def is_free(self, op: ir.Operation, layout: SharedLayout) -> bool:
-        """Whether a tile of ``layout`` fits, and nothing reads the loaded rows after ``op``, in this iteration or later."""
+        """Whether a tile of ``layout`` fits, and nothing reads the loaded rows once ``op`` has run."""
         if self.layout.bytes < layout.bytes or self.layout.rows != layout.rows:
             return False
         while op.block != self.block:

@@ -174,8 +174,8 @@ def dot(a: Tile | Transposed, b: Tile | Transposed, c: Tile | None = None) -> Ti
     """``c + a @ b`` in f32, or in i32 for i8; ``a`` and ``b`` may be ``tile.T``.
 
     ``a`` is M x K, ``b`` K x N of the same dtype, ``c`` M x N f32 (default: zeros). Tensor cores multiply 16- and 8-bit
-    floats, f32 (three products of tf32) and i8 (``b`` as ``tile.T``). If ``a`` is the M x 2K result of :func:`two_terms`, both terms are multiplied, and a transposed ``b`` may be
-    f8e5m2.
+    floats, f32 (three products of tf32) and i8 (``b`` as ``tile.T``). If ``a`` is the M x 2K result of
+    :func:`two_terms`, both terms are multiplied, and a transposed ``b`` may be f8e5m2.
     """
     transposed = isinstance(b, Transposed)
     right = b.tile if isinstance(b, Transposed) else b
