@@ -34,8 +34,8 @@ from .cache_rows import place_in_pool
 from .converted_copies import convert_rows
 from .copies import Staging, chunks_of, fits_pages, start_chunks, why_not_by_rows
 from .ir import BARRIER_BYTES, NO_PAGE, WARP, WARPGROUP, AtPoint, is_transposed, users
-from .products import words
-from .threads import Threads, buffer_of, elements, from_elements, register_layout, scalar, warp_of
+from .products import unpacked, words
+from .threads import Threads, buffer_of, elements, from_elements, held_as_words, register_layout, scalar, warp_of
 from .transposition import Transposition
 
 SWIZZLE_ROWS = 8  # the period of a swizzle
@@ -453,15 +453,16 @@ def rows_held(op: Any, layout: RegisterLayout, threads: Threads) -> tuple[list[i
 def store_registers(op: Any, layout: RegisterLayout, threads: Threads) -> None:
     """Write a tile from registers to rows of a buffer.
 
-    A thread writes two neighbouring f32, or four 16-bit elements. For a transposed tile it writes single f32; eight
+    A thread writes two neighbouring elements of 32 or 8 bits, or four of 16. For a transposed tile it writes single f32; eight
     lanes then have neighbouring elements.
     """
-    buffer, values = buffer_of(op.buffer), elements(op.source)
+    buffer, tile = buffer_of(op.buffer), op.operation.attributes["kv.tile"].value
+    values = elements(unpacked(op.source) if held_as_words(tile) else op.source)
     column, first = layout.thread_offset(threads.lane, threads.warp)[1], stored_from(op)
     rank, stored = len(list(op.indices)) // len(list(op.masks)), stored_columns(op, layout.shape[1])
     places = {layout.register_offset(r): r for r in range(layout.registers)}
     threads = threads.split_like(layout)
-    wide, step = buffer.dtype.bits == 32, 2 * BLOCK_COLUMNS * threads.across
+    wide, step = buffer.dtype.bits != 16, 2 * BLOCK_COLUMNS * threads.across
     run = 2 if (0, 1) in layout.register_bases else 1  # neighbouring elements of a row that a thread has
     stack_columns = min((basis[1] for basis in layout.warp_bases if basis[1]), default=0)  # columns per stack
     for i, (row, mask) in enumerate(zip(layout.rows_a_thread, op.masks, strict=True)):

@@ -94,7 +94,7 @@ def wgmma_problems(a: ir.Value, b: ir.Value, transposed: bool, accumulators: Acc
     if m % (WARPGROUP_ROWS * stacked) or (across > 1 and m != WARPGROUP_ROWS * stacked):
         found.append(f"the tile must have 64 rows for each of the {stacked} consumer warpgroups, got {m}")
     if is_made_by(a, TRANSPOSE) and element(a).width != 16:
-        found.append(f"a transposed first operand must have 16-bit elements, got {kind}")
+        found.append(f"a transposed first operand must have 16-bit elements, got {kind}: write kv.bf16(a).T")
     step = K_STEP_BYTES if kind == "f8E4M3FN" else K_STEP_BYTES // 2
     if k % step or n % 8 or not 8 <= n <= 256 * across:
         found.append(f"K must be a multiple of {step} and N one of 8 up to {256 * across}, got {k} and {n}")
@@ -130,7 +130,7 @@ def mma_problems(a: ir.Value, b: ir.Value, transposed: bool, accumulators: Accum
     (m, k), n = shape(a), shape(b)[0 if transposed else 1]
     kind, found, warps, stacks = str(element(a)), [], accumulators.warps, accumulators.stacks(n)
     if kind not in ("bf16", "f16", "f32", "i8"):
-        found.append(f"operands must be bf16, f16, f32 or i8, got {kind}")
+        found.append(f"operands must be bf16, f16, f32 or i8, got {kind}: write kv.bf16(x)")
     if kind == "i8" and not transposed:
         found.append("of i8 both operands are read along K: write kv.dot(a, b.T), with K as the columns of b")
     if stacks == 1 and (m % (WARP_ROWS * warps) or (kind == "f32" and m != WARP_ROWS * warps)):
@@ -141,7 +141,7 @@ def mma_problems(a: ir.Value, b: ir.Value, transposed: bool, accumulators: Accum
             f"each of the {warps // stacks} warps of a stack, got {kind} and {m}"
         )
     if is_made_by(a, TRANSPOSE) and element(a).width != 16:
-        found.append(f"a transposed first operand must have 16-bit elements, got {kind}")
+        found.append(f"a transposed first operand must have 16-bit elements, got {kind}: write kv.bf16(a).T")
     if kind == "i8" and k % K_STEP_BYTES:
         found.append(f"K must be a multiple of {K_STEP_BYTES}, got {k}")
     if k % COLUMN_STEP or n % (COLUMN_STEP * stacks):
@@ -457,7 +457,8 @@ def place_rows(function: ir.Operation, shared: dict[ir.Value, str], accumulators
     for load in ops_named(function, *LOADS):
         value = load.result
         if value not in shared:
-            if load.name == "kv.tile_load" or (accumulators.instruction == MMA and _held(value, accumulators.warps)):
+            held = accumulators.instruction == MMA and _held(value, accumulators.warps)
+            if load.name == "kv.tile_load" or (held and all(_takes_vectors(user) for user in users(value))):
                 continue
             shared[value] = SHARED
         for use in list(value.uses):
@@ -532,6 +533,11 @@ def scale_results(product: ir.Operation, scales: ir.Value, dimension: int) -> No
         made = made if op.c is None else arith.addf(op.c, made)
     product.result.replace_all_uses_with(made)
     product.erase()
+
+
+def _takes_vectors(op: ir.Operation) -> bool:
+    """Whether an op needs no type of a loaded tile once it is the vector of a thread's elements."""
+    return op.name in ("kv.dot", "kv.cast") or is_elementwise(op)
 
 
 def is_made_by(value: ir.Value, name: str) -> bool:
@@ -684,7 +690,8 @@ def run(module: ir.Module, options: Options) -> None:
                 problem, maker = layout_problem(ir.RankedTensorType(value.type)), defining_op(value)
                 if problem is not None and maker is not None:
                     extents = " x ".join(map(str, shape(value)))
-                    fail(maker, f"makes a tile of {extents} that the kernel's warps cannot share: {problem}")
+                    instead = ": load these rows by themselves" if maker.name == "kv.tile_slice" else ""
+                    fail(maker, f"makes a tile of {extents} that the kernel's warps cannot share: {problem}{instead}")
             elif rank(value) == 1:
                 set_layout(value, vectors.layout(value))
 

@@ -314,10 +314,10 @@ class Distribution:
     def store_rows(self, op: ir.Operation) -> None:
         """Write the rows of a tile, through shared memory or directly from registers.
 
-        Through shared memory, the stage of the query rows is reused, in which every warp has its own rows. f32 is
-        written from registers: four lanes (eight of a transposed tile) hold 32 bytes of a row, a full memory sector.
-        16-bit elements are written from registers too if the stage already receives the next query rows, or warps
-        divide the columns; not for a transposed tile, whose lanes hold columns.
+        Through shared memory, the stage of the query rows is reused, in which every warp has its own rows. Elements of
+        32 bits are written from registers: four lanes (eight of a transposed tile) hold 32 bytes of a row, a full
+        memory sector. So are those of 8 bits. 16-bit elements are written from registers too if the stage already
+        receives the next query rows, or warps divide the columns; not for a transposed tile, whose lanes hold columns.
         """
         value = op.opview.value
         tile = ir.RankedTensorType(value.type)
@@ -325,7 +325,7 @@ class Distribution:
         free = [rows.place for rows in self.staged if rows.is_free(op, layout)]
         free += self.waited_for(op, layout)
         parts = self.threads.across > 1 or (self.released(op) and not free)
-        if str(tile.element_type) in ("f32", "i32") or (parts and not is_transposed(tile)):
+        if tile.element_type.width != 16 or (parts and not is_transposed(tile)):
             held = tile_memory.rows_held(op.opview, register_layout(value.type), self.threads)
             made = TileStoreDirectOp(value, op.opview.buffer, *held)
             for name in ("stored", "first_column"):
@@ -334,7 +334,7 @@ class Distribution:
             op.erase()
             return
         if str(tile.element_type) not in ("bf16", "f16"):
-            what = f"stores rows of bf16, f16, f32 or i32 on this target, got {tile.element_type}"
+            what = f"stores rows of floats, or of integers of 8 or 32 bits, got {tile.element_type}"
             fail(op, f"{what}: convert, or write with scatter")
         place = free[0] if free else self.allocate(layout)
         if free or is_transposed(tile):  # the threads that share rows read all of them
