@@ -560,8 +560,8 @@ def loaded(value: ir.Value) -> set[ir.Value] | None:
         return None
     if op.name in LOADS:
         return {value}
-    if op.name in ("arith.negf", "kv.tile_terms"):  # in place, so that nothing else may read the tile
-        if len(list(op.operands[0].uses)) > 1:
+    if op.name in ("arith.negf", "kv.tile_terms"):  # in place
+        if any(user != op and not _is_alternative(user, op) for user in users(op.operands[0])):
             return None
         source = loaded(op.operands[0])
         return None if source is None else {value, *source}
@@ -571,6 +571,11 @@ def loaded(value: ir.Value) -> set[ir.Value] | None:
         sources = [loaded(end) for end in ends]
         return None if None in sources else {value}.union(*sources)
     return None
+
+
+def _is_alternative(end: ir.Operation, op: ir.Operation) -> bool:
+    """Whether ``end`` is the end of the other branch of a condition around ``op``: only one of them runs."""
+    return end.name == "scf.yield" and end.parent == op.parent and end.block != op.block
 
 
 def set_layout(value: ir.Value, layout: str) -> None:
