@@ -119,6 +119,8 @@ def swapped_problems(a: ir.Value, b: ir.Value, transposed: bool, accumulators: A
         found.append(f"the tile's rows must be a multiple of {ROW_STEP} up to {MOST_SWAPPED}, got {m}")
     if n % (WARP_ROWS * warps):
         found.append(f"the tile must have 16 columns for each of the {warps} warps, time after time, got {n}")
+    if is_made_by(a, TRANSPOSE):
+        found.append("the first operand must not be transposed: write kv.dot(b.T, a), of which it is the second")
     step = K_STEP_BYTES * 8 // element(a).width
     if k % step:
         found.append(f"K must be a multiple of {step}, got {k}")
