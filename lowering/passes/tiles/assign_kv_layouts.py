@@ -539,7 +539,7 @@ def scale_results(product: ir.Operation, scales: ir.Value, dimension: int) -> No
 
 def _takes_vectors(op: ir.Operation) -> bool:
     """Whether an op needs no type of a loaded tile once it is the vector of a thread's elements."""
-    return op.name in ("kv.dot", "kv.cast") or is_elementwise(op)
+    return op.name in ("kv.dot", "kv.cast", "scf.yield") or is_elementwise(op)
 
 
 def is_made_by(value: ir.Value, name: str) -> bool:
