@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from . import report
+from . import engine_rows, report
 from .cases import RANGE, TABLE, Row
 
 FOLDER = Path(__file__).with_name("results")
@@ -167,6 +167,12 @@ def regenerated(folder: Path = FOLDER, results: Path = report.RESULTS, readme: P
     """The text of every page, and with a suite of RESULTS.md, of that file and of README."""
     files = (folder / f"{name}.json" for name in NAMES)
     pages = {file.with_suffix(".md"): page(file.stem, json.loads(file.read_text())) for file in files if file.is_file()}
+    engine = folder / "engine.json"
+    if engine.is_file():
+        document = json.loads(engine.read_text())
+        pages[engine.with_suffix(".md")] = engine_rows.page(
+            document, clocks_of(report.Results(document["records"]).machine)
+        )
     found = documents(folder)
     if not found:
         return pages
