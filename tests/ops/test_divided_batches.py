@@ -61,12 +61,13 @@ def test_batches_of_one_shape_change_class(dtype):
         np.testing.assert_allclose(rows, rows_of(new), atol=2e-2, err_msg=str(new))
 
 
-def test_a_sequence_has_the_same_bits_in_any_batch():
+@pytest.mark.parametrize("chosen", [EXPLICIT, {}], ids=["given", "by default"])
+def test_a_sequence_has_the_same_bits_in_any_batch(chosen):
     """Where batch_invariant is asked for: its own new tokens decide its kernel, and its own length what is split."""
-    schedule = {**EXPLICIT, "batch_invariant": True}
+    schedule = {**chosen, "batch_invariant": True}
     whole = Case(cached=[70, 5, 20, 90], new=[1, 2, 40, 3], page_size=8, schedule=schedule)
 
-    def rows_of(kept: list[int]) -> np.ndarray:
+    def rows_of(kept: list[int], schedule: dict[str, Any] = schedule) -> np.ndarray:
         new = np.array([n if b in kept else 0 for b, n in enumerate(whole.new)])
         query = np.concatenate(
             [x for b, x in enumerate(np.split(whole.query_rows, np.cumsum(whole.new)[:-1])) if b in kept]
@@ -79,3 +80,5 @@ def test_a_sequence_has_the_same_bits_in_any_batch():
     of_all = np.split(rows_of([0, 1, 2, 3]), np.cumsum(whole.new)[:-1])
     for kept in ([0, 3], [2], [1, 2]):
         assert_same_bits(rows_of(kept), np.concatenate([of_all[b] for b in kept]))
+    decodes = {"batch_invariant": True, "max_queries": 2}
+    assert_same_bits(rows_of([0, 1], decodes), np.concatenate(of_all[:2]))
