@@ -32,7 +32,6 @@ from ..common import (
 )
 from .quantize import Quantizer
 
-
 WIDEST = 8  # elements of one load
 RESIDENT = 1024  # threads of a multiprocessor with 64 registers each
 
