@@ -279,6 +279,14 @@ class DecodeConfig:
         return min(16, lowbit(4 * self.granules)) if self.spec.zero else 16
 
     @property
+    def scale_prefetch(self) -> int:
+        """Bytes that a copy of scales with zeros prefetches to the L2: other warps read other sectors of its line.
+
+        Without it the memory reads these sectors one by one, half of its bursts for nothing.
+        """
+        return 128 if self.spec.zero else 0
+
+    @property
     def l2_prefetch(self) -> int:
         """Bytes that a copy prefetches to the L2: where rows end within a line, another warp reads the rest of it."""
         return 128 if self.stored_bytes % 128 else 0
