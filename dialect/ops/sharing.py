@@ -75,9 +75,10 @@ class TileColumnsOp(Kv.Operation, name="tile_columns", traits=[Pure]):
 class TileConcatenateOp(Kv.Operation, name="tile_concatenate", traits=[Pure]):
     """The columns of two loaded tiles side by side: keys whose last columns come from other rows.
 
-    Operands: rows of a buffer (``kv.tile_load_rows``) of a multiple of 128 bytes, and tokens of a cache
-    (``kv.tile_load``), from any column up; both have the same number of rows and no other use. Both are copied to one
-    tile in shared memory. Only as the second operand of products by wgmma, on GPUs whose kernels have a producer.
+    On the host, any two tiles of the same number of rows. On GPUs, rows of a buffer (``kv.tile_load_rows``) of a
+    multiple of 128 bytes, and tokens of a cache (``kv.tile_load``), from any column up, without other uses: both are
+    copied to one tile in shared memory, the second operand of products by wgmma in a kernel with a producer. Tokens of
+    an operand may start anywhere in a page.
     """
 
     left: Operand[Any]
@@ -92,7 +93,7 @@ class TileConcatenateOp(Kv.Operation, name="tile_concatenate", traits=[Pure]):
         assert right is not None
         if left.shape[0] != right.shape[0] or left.element_type != right.element_type:
             return verify.fail(self, f"the operands must have the same rows and elements, got {left} and {right}")
-        if left.shape[1] % atom_columns(left.element_type):
+        if layout_of(left) == SHARED and left.shape[1] % atom_columns(left.element_type):
             return verify.fail(
                 self,
                 f"the first operand must have a multiple of {atom_columns(left.element_type)} columns, got "

@@ -44,13 +44,13 @@ func.func @tile_add_columns(%x: tensor<64x64xbf16, "wgmma">, %y: tensor<64x32xf3
 }
 
 func.func @tile_concatenate(%l: tensor<64xbf16>, %r: tensor<32x16xbf16>, %l2: tensor<32x64xbf16>, %r2: tensor<64x16xbf16>,
-    %l3: tensor<32x48xbf16>) {
+    %l3: tensor<32x48xbf16, "shared">, %r3: tensor<32x16xbf16, "shared">) {
   // expected-error @below {{'kv.tile_concatenate' op needs tiles of rank 2, got tensor<64xbf16> and tensor<32x16xbf16>}}
   "kv.tile_concatenate"(%l, %r) : (tensor<64xbf16>, tensor<32x16xbf16>) -> tensor<32x80xbf16>
   // expected-error @below {{'kv.tile_concatenate' op the operands must have the same rows and elements, got tensor<32x64xbf16> and tensor<64x16xbf16>}}
   "kv.tile_concatenate"(%l2, %r2) : (tensor<32x64xbf16>, tensor<64x16xbf16>) -> tensor<32x80xbf16>
   // expected-error @below {{'kv.tile_concatenate' op the first operand must have a multiple of 64 columns, got 48}}
-  "kv.tile_concatenate"(%l3, %r) : (tensor<32x48xbf16>, tensor<32x16xbf16>) -> tensor<32x64xbf16>
+  "kv.tile_concatenate"(%l3, %r3) : (tensor<32x48xbf16, "shared">, tensor<32x16xbf16, "shared">) -> tensor<32x64xbf16, "shared">
   // expected-error @below {{'kv.tile_concatenate' op the result must be tensor<32x80xbf16>, got tensor<32x96xbf16>}}
   "kv.tile_concatenate"(%l2, %r) : (tensor<32x64xbf16>, tensor<32x16xbf16>) -> tensor<32x96xbf16>
   return

@@ -236,7 +236,8 @@ def host_rows(case: Case, schedule: Mapping[str, Any]) -> int:
 
 def fits_host(case: Case) -> bool:
     """Whether the case has tiles, whose extents are at least 2, and whose rows are not rotated."""
-    return min(case.size, case.value_size) >= 2 and host_keys(case) > 0 and not case.spec.rotation
+    extents = [case.size, case.value_size, *((case.chunk.nope, case.chunk.rope) if case.chunk else ())]
+    return min(extents) >= 2 and host_keys(case) > 0 and not case.spec.rotation
 
 
 def launch_host(case: Case, at: Expansion, op: Any) -> None:

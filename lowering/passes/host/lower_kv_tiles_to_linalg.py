@@ -121,6 +121,18 @@ def lower_broadcast(op: Any) -> ir.Value:
     return generic(op.tile.type, [op.source], [projected(2, op.dimension.value)], lambda x: x)
 
 
+@rules.lowers("kv.tile_concatenate")
+def lower_concatenate(op: Any) -> ir.Value:
+    before = shape(op.left)[1]
+    with loop(shape(op.tile)[0], empty(op.tile.type)) as (row, carried):
+        at = as_index(row.ir)
+        for source, first in ((op.left, 0), (op.right, before)):
+            for column, width in column_vectors(shape(source)[1], LANES):
+                part = part_of_row(source, at, column, width)
+                carried[0] = inserted(part, carried[0], at, arith.constant(ir.IndexType.get(), first + column))
+    return carried[0]
+
+
 @rules.lowers("tensor.splat")
 def lower_splat(op: Any) -> ir.Value:
     return filled(op.operation.results[0].type, op.operation.operands[0])
@@ -198,6 +210,15 @@ def inserted(value: ir.Value, tile: ir.Value, *at: ir.Value) -> ir.Value:
     return tensor.insert(value, tile, list(at))
 
 
+def part_of_row(tile: ir.Value, row: ir.Value, column: int, width: int) -> ir.Value:
+    """``width`` elements of a tile's row: a vector, or a scalar for width 1."""
+    type_, place = element(tile), [row, arith.constant(ir.IndexType.get(), column)]
+    if width == 1:
+        return tensor.extract(tile, place)
+    padding, minor = zeros(type_, 1), ir.AffineMap.get_minor_identity(2, 1)
+    return vector.transfer_read(ir.VectorType.get([width], type_), tile, place, minor, padding, [True])
+
+
 def zeros(type_: ir.Type, width: int) -> ir.Value:
     zero = 0 if isinstance(type_, ir.IntegerType) else 0.0
     scalar = arith.constant(type_, zero)
@@ -234,7 +255,8 @@ def lower_load(op: Any) -> ir.Value:
     low = None
     if constant_int(op.begin) != 0:
         low = arith.maxsi(arith.minsi(arith.subi(op.begin, first.ir), exist), const(0))
-    step = tokens_a_page(spec, rows) if op.lists is None else 1
+    anywhere = op.lists is not None or any(u.name == "kv.tile_concatenate" for u in users(op.tile))
+    step = 1 if anywhere else tokens_a_page(spec, rows)
     pages = arith.divui(arith.addi(exist, const(step - 1)), const(step))
     with loop(pages, empty(type_), first=0 if low is None else arith.divui(low, const(step))) as (n, outer):
         here = n * step
@@ -316,17 +338,12 @@ def lower_store_rows(op: Any) -> None:
         with ir.InsertionPoint(branch.then_block):
             indices = _at(op.indices, at)
             for column, width in column_vectors(columns, LANES):
-                place = [at, arith.constant(ir.IndexType.get(), column)]
+                part = part_of_row(op.value, at, column, width)
                 if width > 1:
-                    type_ = ir.VectorType.get([width], element(op.value))
-                    padding = arith.constant(element(op.value), 0.0 if buffer.dtype.is_float else 0)
-                    minor = ir.AffineMap.get_minor_identity(2, 1)
-                    value: Any = Vector(
-                        vector.transfer_read(type_, op.value, place, minor, padding, [True]), buffer.dtype, width
-                    )
+                    value: Any = Vector(part, buffer.dtype, width)
                     buffer.store(*indices, first + column, value=value, alignment=buffer.dtype.itemsize)
                 else:
-                    buffer[(*indices, first + column)] = Value(tensor.extract(op.value, place), buffer.dtype)
+                    buffer[(*indices, first + column)] = Value(part, buffer.dtype)
             scf.yield_([])
 
 

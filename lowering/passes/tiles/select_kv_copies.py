@@ -401,7 +401,9 @@ def why_not_concatenated(
         return "the tiles must be rows of a buffer and tokens of a cache, as they are loaded"
     if any(op.block != joined.block or len(users(op.result)) != 1 for op in (left, right)):
         return "nothing else may read its tiles"
-    op, rows = right.opview, shape(right.result)[0]
+    op, rows, before = right.opview, shape(right.result)[0], shape(left.result)[1]
+    if before % atom_columns(element(left.result)):
+        return f"the first tile must have a multiple of {atom_columns(element(left.result))} columns, got {before}"
     if op.lists is not None or op.descriptor is not None:
         return "tokens must come in their order and without a descriptor"
     if op.tail.value != "any" or rows > WARPGROUP:

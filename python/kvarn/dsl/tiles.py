@@ -167,10 +167,11 @@ def two_terms(x: Tile, shift: Any = None) -> tuple[Tile, Tile]:
 
 
 def concatenate(left: Tile, right: Tile) -> Tile:
-    """Concatenate the columns of two loaded tiles: the second operand of ``kv.dot`` on GPUs with wgmma.
+    """Concatenate the columns of two tiles.
 
-    ``left`` are rows of a buffer (:meth:`Buffer.load_rows`) with a multiple of 128 bytes of columns, ``right`` as many
-    tokens of a cache (:meth:`Cache.tile`). Neither may have another use.
+    On GPUs, with wgmma, it is the second operand of ``kv.dot``: ``left`` are rows of a buffer
+    (:meth:`Buffer.load_rows`) with a multiple of 128 bytes of columns, ``right`` as many tokens of a cache
+    (:meth:`Cache.tile`), and neither has another use. On the host, any two tiles of the same rows and type.
     """
     for name, x in (("left", left), ("right", right)):
         if not isinstance(x, Tile) or len(x.shape) != 2 or 1 in x.shape:
