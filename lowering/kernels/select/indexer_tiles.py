@@ -25,6 +25,8 @@ from .row_products import MOST_COLUMNS
 
 KEYS = 64  # of a tile
 STAGES = 4  # tiles on their way
+BLOCKS = 4  # per multiprocessor, whose latencies overlap, if a tile has up to FEW_HEADS heads; otherwise half as many
+FEW_HEADS = 64
 COLUMN_STEP = 32  # of heads, which products take as a whole; of a query that is converted twice as much
 ROW_STEP = 8  # of rows of a tile whose operands are swapped
 
@@ -40,14 +42,18 @@ def takes(c: Case, target: Target) -> bool:
     return (
         not target.is_host
         and target.has("mma_bf16")
-        and c.size % (COLUMN_STEP if c.query is products_of(c, target) else 2 * COLUMN_STEP) == 0
+        and c.size % (COLUMN_STEP if loads_rows(c, products_of(c, target)) else 2 * COLUMN_STEP) == 0
         and c.size <= MOST_COLUMNS
-        and (c.narrow or (spec.dtype in (bf16, f16) and c.query is spec.dtype))
-        and c.query is not f32
+        and (c.narrow or spec.dtype in (bf16, f16))
+        and not (c.narrow and c.query is f32)
         and not (spec.quantized and (spec.num_scales != 1 or not c.narrow))
         and rows_of(c) * c.size * 2 <= OPERAND_BYTES
-        and c.alignment >= BYTES
     )
+
+
+def loads_rows(c: Case, products: DType) -> bool:
+    """Whether rows of the query are loaded as they are; otherwise elements are loaded one by one, and converted."""
+    return c.query is products and c.alignment >= BYTES
 
 
 def products_of(c: Case, target: Target) -> DType:
@@ -65,7 +71,7 @@ def instruction_of(c: Case, target: Target) -> str:
 def tile_kernel(c: Case, products: DType) -> Any:
     rows = rows_of(c)
 
-    @kv.kernel(block=(WARPGROUP, 1, 1))
+    @kv.kernel(block=(WARPGROUP, 1, 1), min_blocks=BLOCKS if rows <= FEW_HEADS else BLOCKS // 2)
     def index_scores(
         collection, layer: i32, query, weights: kv.Buffer[f32, 2], row_offsets, out: kv.Buffer[f32, 2], chunks: i32
     ):
@@ -77,7 +83,7 @@ def tile_kernel(c: Case, products: DType) -> Any:
         tiles = cdiv(kv.math.max(kv.math.min(end, seen) - chunk, 0), KEYS)
         if tiles > 0:
             exists = head < c.heads
-            if kv.static(c.query is products):
+            if kv.static(loads_rows(c, products)):
                 q = query.load_rows(row, head, mask=exists, columns=c.size)
             else:
                 q = products(query.gather(row, head[:, None], kv.tile_index(c.size)[None, :], mask=exists[:, None]))

@@ -52,7 +52,7 @@ from kvarn.dialect.ops.tile import (
 from kvarn.dialect.tile_layout import GROUP_WARPS, WARP_ROWS
 from kvarn.lowering.pass_base import fail, kv_pass
 from kvarn.lowering.remarks import remark
-from kvarn.lowering.rewrite import defining_op, ops_named, walk
+from kvarn.lowering.rewrite import defining_op, enclosing, is_inside, ops_named, walk
 from kvarn.lowering.schedules.limits import MOST_HELD, why_not_by_mma
 from kvarn.lowering.target import by_name
 from kvarn.lowering.tiles import fragments
@@ -353,11 +353,20 @@ def vectors_of(function: ir.Operation, accumulators: Accumulators) -> Vectors:
     return found
 
 
+def outside_loops(op: ir.Operation, value: ir.Value) -> ir.Operation:
+    """The outermost loop around an operation in which a value does not change, or the operation itself."""
+    owner = value.owner
+    maker = (owner.owner if isinstance(owner, ir.Block) else owner).operation
+    while (loop := enclosing(op, "scf.for")) is not None and not is_inside(maker, loop):
+        op = loop
+    return op
+
+
 def place_operands(function: ir.Operation, accumulators: Accumulators) -> dict[ir.Value, str]:
     """The shared-memory layouts of the operands that products read from shared memory.
 
     Where warps divide columns, or operands are swapped, every warp reads all of A: a computed A is then copied to
-    shared memory (``kv.tile_share``).
+    shared memory (``kv.tile_share``), before the loops that do not change it.
     """
     shared: dict[ir.Value, str] = {}
     for op in ops_named(function, "kv.dot"):
@@ -383,7 +392,7 @@ def place_operands(function: ir.Operation, accumulators: Accumulators) -> dict[i
         if by_wgmma or whole or not _held(a):
             shared.update(dict.fromkeys(loaded(a) or (), SHARED))
         if whole and loaded(a) is None:
-            with ir.InsertionPoint(op), op.location:
+            with ir.InsertionPoint(outside_loops(op, a)), op.location:
                 op.operands[0] = TileShareOp(a, tile_type(shape(a), element(a), SHARED)).operation.results[0]
             shared[op.operands[0]] = SHARED
     return shared
