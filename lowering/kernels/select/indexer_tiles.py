@@ -9,11 +9,13 @@ of a token multiplies products of 8-bit numbers, which are exact.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from kvarn import dsl as kv
 from kvarn.dialect.dtypes import DType, bf16, f16, f32, i32
 from kvarn.dialect.layout import align_up, cdiv
+from kvarn.lowering.schedules.limits import ATOM_ROWS
 from kvarn.lowering.target import Target
 from kvarn.lowering.tiles.ir import MMA, SWAPPED, SWIZZLE, WARPGROUP, WGMMA
 
@@ -73,7 +75,14 @@ def tile_kernel(c: Case, products: DType) -> Any:
 
     @kv.kernel(block=(WARPGROUP, 1, 1), min_blocks=BLOCKS if rows <= FEW_HEADS else BLOCKS // 2)
     def index_scores(
-        collection, layer: i32, query, weights: kv.Buffer[f32, 2], row_offsets, out: kv.Buffer[f32, 2], chunks: i32
+        collection,
+        layer: i32,
+        query,
+        weights: kv.Buffer[f32, 2],
+        row_offsets,
+        out: kv.Buffer[f32, 2],
+        chunks: i32,
+        boxes,
     ):
         begin(c.early)
         row, chunk = kv.block_id.x // chunks, kv.block_id.x % chunks * CHUNK
@@ -90,7 +99,7 @@ def tile_kernel(c: Case, products: DType) -> Any:
             w = weights.gather(row, head, mask=exists)[:, None]
             for i in range(0, tiles):
                 first = chunk + i * KEYS
-                k = keys.tile(b, 0, first, seen, rows=KEYS, dtype=products, tail="any")
+                k = keys.tile(b, 0, first, seen, rows=KEYS, dtype=products, tail="any", descriptor=boxes)
                 x = relu(kv.dot(q, k.T)) * w
                 if kv.static(rows > c.heads):  # of whose zeros numbers that are not finite would make NaN
                     x = kv.where(exists[:, None], x, 0.0)
@@ -103,11 +112,21 @@ def tile_kernel(c: Case, products: DType) -> Any:
     return index_scores
 
 
+def boxes_of(c: Case, at: Expansion, op: Any) -> Any:
+    """The TMA descriptor of the keys; None if TMA does not copy their tiles."""
+    rows = math.gcd(c.spec.page_size, KEYS) if c.spec.paged else KEYS
+    if instruction_of(c, at.target) != WGMMA or rows % ATOM_ROWS:
+        return None
+    if at.why_no_tensor_map(op.collection, rows=rows, swizzle=f"{SWIZZLE}B") is not None:
+        return None
+    return at.tensor_map(op.collection, rows=rows, swizzle=f"{SWIZZLE}B", layer=op.layer, half="key")
+
+
 def launch(c: Case, at: Expansion, op: Any) -> None:
     """Launch the kernel."""
     chunks = (at.dim(op.out, 1) + (CHUNK - 1)) // CHUNK
     schedule = {"consumers": 1, "stages": STAGES, SWAPPED: True, "instruction": instruction_of(c, at.target)}
-    args = [op.collection, op.layer, op.query, op.weights, op.row_offsets, op.out, chunks]
+    args = [op.collection, op.layer, op.query, op.weights, op.row_offsets, op.out, chunks, boxes_of(c, at, op)]
     at.launch(
         tile_kernel(c, products_of(c, at.target)), args, (at.dim(op.query, 0) * chunks, 1, 1), (WARPGROUP, 1, 1),
         key=c, programmatic=c.early, attributes={"kv.schedule": schedule},
