@@ -80,22 +80,6 @@ def test_reductions_fold_rows_and_columns(kind, axis, dtype):
     close(out, getattr(np, kind)(a.astype(np.float64), axis=axis))
 
 
-@pytest.mark.parametrize("dtype", [f32, bf16], ids=lambda t: t.name)
-def test_tiles_lie_side_by_side(dtype):
-    rng = np.random.default_rng(8)
-    m, n, of_right = drawn(rng, 3)
-
-    @kv.kernel
-    def kernel(a: kv.Buffer[dtype, 2], b: kv.Buffer[dtype, 2], out: kv.Buffer[dtype, 2]):
-        i = kv.tile_index(m)
-        out.store_rows(i, value=kv.concatenate(a.load_rows(i, columns=n), b.load_rows(i, columns=of_right)))
-
-    a, b = values(rng, (m, n), dtype), values(rng, (m, of_right), dtype)
-    out = np.zeros((m, n + of_right), dtype.numpy)
-    kernel[1, 1](a, b, out)
-    np.testing.assert_array_equal(out, np.concatenate([a, b], 1))
-
-
 @pytest.mark.parametrize("kind", ["max", "min", "sum"])
 def test_reductions_take_integers(kind):
     rng = np.random.default_rng(3)

@@ -401,9 +401,7 @@ def why_not_concatenated(
         return "the tiles must be rows of a buffer and tokens of a cache, as they are loaded"
     if any(op.block != joined.block or len(users(op.result)) != 1 for op in (left, right)):
         return "nothing else may read its tiles"
-    op, rows, before = right.opview, shape(right.result)[0], shape(left.result)[1]
-    if before % atom_columns(element(left.result)):
-        return f"the first tile must have a multiple of {atom_columns(element(left.result))} columns, got {before}"
+    op, rows = right.opview, shape(right.result)[0]
     if op.lists is not None or op.descriptor is not None:
         return "tokens must come in their order and without a descriptor"
     if op.tail.value != "any" or rows > WARPGROUP:
@@ -455,7 +453,7 @@ def run(module: ir.Module, options: Options) -> None:
         for loop in ops_named(function, "scf.for") if instruction_of(function) == WGMMA else ():
             carry_rounds(loop)  # from which barrier phases are computed
         share_columns(function)
-        for op in ops_named(function, CONCATENATE):
+        for op in (o for o in ops_named(function, CONCATENATE) if layout_of(o.result.type) in IN_SHARED):
             stage_concatenated(op, function, stages, taken)
         for load in ops_named(function, "kv.tile_load"):
             if layout_of(load.result.type) in IN_SHARED:
