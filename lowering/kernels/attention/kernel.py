@@ -17,6 +17,7 @@ from typing import Any
 
 from kvarn import dsl as kv
 from kvarn.dialect.layout import cdiv
+from kvarn.dialect.ops.sharing import LINES
 from kvarn.dialect.shared_layout import CHUNK
 from kvarn.dsl import functions
 from kvarn.dsl.builder import types
@@ -240,7 +241,10 @@ def host_rows(case: Case, schedule: Mapping[str, Any]) -> int:
 
 def fits_host(case: Case) -> bool:
     """Whether the case has tiles, whose extents are at least 2, and whose rows are not rotated."""
-    return min(case.size, case.value_size) >= 2 and host_keys(case) > 0 and not case.spec.rotation
+    extents, chunk = [case.size, case.value_size], case.chunk
+    if chunk is not None:  # keys are tiles side by side
+        extents.append(chunk.rope if chunk.nope % LINES == 0 else 0)
+    return min(extents) >= 2 and host_keys(case) > 0 and not case.spec.rotation
 
 
 def launch_host(case: Case, at: Expansion, op: Any) -> None:
