@@ -35,6 +35,7 @@ _LAZY = {
     "kvarn.compilation.kernel": ("Kernel", "load"),
     "kvarn.errors": ("KernelError",),
     "kvarn.pipelines": ("pipeline",),
+    "kvarn.measure.autotune": ("autotune",),
     "kvarn.compilation.extensions": ("extend",),
     "kvarn.sanitizer.ownership": ("sanitize", "OwnershipError"),
     "kvarn.timeline.recording": ("tracing",),
