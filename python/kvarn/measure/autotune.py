@@ -298,7 +298,8 @@ def _is_capturing() -> bool:
 
 def tune_file(module: Any, name: str, cases: str) -> Iterator[str]:
     """Tune a kernel of a file for every case of its function ``cases``, which yields (grid, arguments)."""
-    kernel, of = getattr(module, name, None), getattr(module, cases, None)
+    kernel: Any = getattr(module, name, None)
+    of: Any = getattr(module, cases, None)
     if not isinstance(kernel, Autotuned):
         raise ValueError(f"{name} must be a kernel under @kv.autotune(space), got {type(kernel).__name__}")
     if not callable(of):
