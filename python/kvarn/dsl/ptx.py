@@ -24,7 +24,8 @@ __all__ = [
     "cp_async_commit", "cp_async_mbarrier_arrive", "cp_async_wait",
     "cvt_e4m3x2_to_f16x2", "cvt_e4m3x4_to_bf16x4", "cvt_e4m3x4_to_f16x4",
     "cvt_e5m2x2_to_f16x2", "cvt_e5m2x4_to_f16x4", "cvt_i8x4_to_f16x4",
-    "elect", "ex2", "fence_mbarrier_init", "fence_proxy_async", "globaltimer", "griddepcontrol_launch_dependents",
+    "elect", "ex2", "fence_mbarrier_init", "fence_proxy_async", "fma_saturated", "globaltimer",
+    "griddepcontrol_launch_dependents",
     "griddepcontrol_wait", "l2_policy", "ldmatrix", "load_cluster", "load_nc", "load_once", "mbarrier_arrive",
     "mbarrier_arrive_expect_tx", "mbarrier_init", "mbarrier_try_wait", "mbarrier_wait", "mma_m16n8k8_tf32",
     "mma_m16n8k16", "mma_m16n8k32_i8", "movmatrix", "named_barrier",
@@ -341,6 +342,12 @@ def prmt(a: Any, b: Any, selector: Any) -> Value:
     if isinstance(selector, int):
         return instruction(f"prmt.b32 $0, $1, $2, {selector:#x};", "=r,r,r", [_word(a), _word(b)], i32)
     return instruction("prmt.b32 $0, $1, $2, $3;", "=r,r,r,r", [_word(a), _word(b), _word(selector)], i32)
+
+
+def fma_saturated(a: Any, b: Any, c: Any) -> Value:
+    """a * b + c of f32, at least 0 and at most 1; NaN becomes 0."""
+    operands = [_float(x, name) for x, name in ((a, "a"), (b, "b"), (c, "c"))]
+    return instruction("fma.rn.sat.f32 $0, $1, $2, $3;", "=f,f,f,f", operands, f32)
 
 
 def pack_bf16x2(low: Any, high: Any) -> Value:

@@ -130,6 +130,8 @@ def multiply(t: Block, i: Instruction) -> Any:
         if fused:  # rounded once
             assert z is not None
             found = x(m).astype(np.float64) * y(m) + z(m)
+            if "sat" in i.name:
+                found = np.clip(np.nan_to_num(found, nan=0.0), 0.0, 1.0)
             if down:
                 near = found.astype(dtype)
                 found = np.where(near > found, np.nextafter(near, dtype(-np.inf)), near)
