@@ -304,7 +304,8 @@ def tune_file(module: Any, name: str, cases: str) -> Iterator[str]:
         raise ValueError(f"{name} must be a kernel under @kv.autotune(space), got {type(kernel).__name__}")
     if not callable(of):
         raise ValueError(f"the file needs a function {cases}() that yields (grid, arguments) of launches to tune for")
-    for grid, arguments in of():
+    launches: Any = of()
+    for grid, arguments in launches:
         found = kernel.tune(grid, *arguments)
         counts = f"{found.measured} measured, {found.refused} refused"
         yield f"{name}, {kernel.shape_of(arguments)}: {found.us:.2f} µs with {found.candidate} ({counts})"
