@@ -21,7 +21,10 @@ from .cases import RANGE, TABLE, Row
 
 FOLDER = Path(__file__).with_name("results")
 # The kinds of rows of each suite; the suite ``range`` has the rows of more shapes.
-KINDS = {"decode": ("decode",), "append": ("append", "gather"), "mla": ("mla",), "prefill": ("prefill",)}
+KINDS = {
+    "decode": ("decode",), "append": ("append", "gather"), "mla": ("mla",), "prefill": ("prefill",),
+    "mixed": ("mixed",),
+}  # fmt: skip
 NAMES = (*KINDS, "range")
 # The rows of README.
 SHOWN = (
@@ -35,7 +38,10 @@ SHOWN = (
 )
 README = FOLDER.parents[1] / "README.md"
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
-WORDS = {"decode fp8": "decode over fp8 caches", "decode bf16": "decode over bf16 caches", "append": "append"}
+WORDS = {
+    "decode fp8": "decode over fp8 caches", "decode bf16": "decode over bf16 caches", "append": "append",
+    "mixed bf16": "mixed batches", "mixed fp8": "mixed batches over fp8 caches",
+}  # fmt: skip
 
 
 def rows_of(name: str) -> tuple[Row, ...]:

@@ -8,7 +8,10 @@ can be bound to buffers where MLIR is not installed.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable
+import itertools
+import math
+import struct
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -45,6 +48,8 @@ class DType:
         The MLIR type. MLIR integers carry no sign; ``kind`` keeps it.
     largest : float
         Largest finite value; the quantization formulas of the caches divide by it.
+    table : tuple of float
+        The numbers that the elements 0, 1, ... of a 4-bit type stand for; empty for other types.
 
     Calling a dtype casts a value inside a kernel: ``kv.f32(x)``.
     """
@@ -54,6 +59,7 @@ class DType:
     kind: str
     mlir: str
     largest: float
+    table: tuple[float, ...] = ()
 
     def __eq__(self, other: object) -> bool:
         return self.name == other.name if isinstance(other, DType) else NotImplemented
@@ -137,7 +143,10 @@ u16 = DType("u16", 16, "u", "i16", 65535.0)
 u32 = DType("u32", 32, "u", "i32", 4294967295.0)
 u64 = DType("u64", 64, "u", "i64", 18446744073709551615.0)
 bool_ = DType("bool", 1, "b", "i1", 1.0)
-u4 = DType("u4", 4, "u", "ui4", 15.0)  # of a cache's record only: no kernel has a u4 value
+# Of a cache's record only: no kernel has a value of a 4-bit type.
+_E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0)
+u4 = DType("u4", 4, "u", "ui4", 15.0, tuple(float(n) for n in range(16)))
+f4e2m1 = DType("f4e2m1", 4, "f", "f4E2M1FN", 6.0, _E2M1 + tuple(-x for x in _E2M1))
 
 ALL = (f64, f32, f16, bf16, f8e4m3, f8e5m2, f8e8m0, i8, i16, i32, i64, u8, u16, u32, u64, bool_)
 _BY_NAME = {t.name: t for t in ALL}
@@ -162,19 +171,64 @@ def by_name(name: str) -> DType:
     return _BY_NAME[name]
 
 
+_PACKED = {u4.name: u4, f4e2m1.name: f4e2m1, "e2m1": f4e2m1}  # types of a cache's elements only, by their names
+_CODEBOOK = "!kv.codebook<array<f32: "  # the beginning of a codebook's MLIR type
+_codebooks: dict[tuple[float, ...], DType] = {}
+
+
+def codebook(numbers: Iterable[float]) -> DType:
+    """The type of 4-bit elements that stand for 16 ascending numbers, which are rounded to f16."""
+    given = tuple(numbers)
+    try:
+        table = tuple(struct.unpack("<e", struct.pack("<e", x))[0] for x in given)
+    except (OverflowError, struct.error):
+        table = ()
+    if len(table) != 16 or any(not a < b for a, b in itertools.pairwise(table)) or not all(map(math.isfinite, table)):
+        raise ValueError(f"a codebook must have 16 ascending numbers that f16 tells apart, got {given}")
+    if table not in _codebooks:  # one object per type: code compares types by identity
+        text = ", ".join(map(repr, table))
+        largest = max(abs(x) for x in table)
+        _codebooks[table] = DType(f"codebook[{text}]", 4, "f", f"{_CODEBOOK}{text}>>", largest, table)
+    return _codebooks[table]
+
+
+def bounds(dtype: DType) -> tuple[list[float], bool]:
+    """How a number is rounded to the 4-bit elements of a table: by the count of bounds that are not above it.
+
+    Returns
+    -------
+    tuple
+        Ascending bounds, exact in f32; and whether they are those of magnitudes, to which bit 3 adds a sign. A number
+        halfway between two elements becomes that of the even code, and of a codebook the greater one.
+    """
+    signed = dtype is f4e2m1
+    table = dtype.table[:8] if signed else dtype.table
+    middles = [(a + b) / 2 for a, b in itertools.pairwise(table)]
+    if not signed:
+        return middles, False
+    # Above an even code, a tie is not above the bound: the bound is the next f32.
+    return [x if code % 2 else x * (1 + 2.0**-23) for code, x in enumerate(middles)], True
+
+
 def stored(dtype: Any) -> DType:
-    """The dtype of a record's elements, in any form of :func:`of`, or ``"u4"``."""
-    return u4 if dtype in (u4, u4.name) else of(dtype)
+    """The dtype of a record's elements, in any form of :func:`of`, a 4-bit type's name, or a codebook's numbers."""
+    if isinstance(dtype, (list, tuple)):
+        return codebook(dtype)
+    return _PACKED[dtype] if isinstance(dtype, str) and dtype in _PACKED else of(dtype)
 
 
 def stored_by_mlir(text: str) -> DType:
     """The dtype of a record's elements, given as the text of an MLIR type."""
-    return u4 if text == u4.mlir else by_mlir(text)
+    if text.startswith(_CODEBOOK):
+        return codebook(float(x) for x in text[len(_CODEBOOK) :].removesuffix(">>").split(","))
+    return next((t for t in _PACKED.values() if t.mlir == text), None) or by_mlir(text)
 
 
 def element_by_name(name: str) -> DType:
     """The dtype of a record's elements, by its name."""
-    return u4 if name == u4.name else by_name(name)
+    if name.startswith("codebook["):
+        return codebook(float(x) for x in name[len("codebook[") : -1].split(","))
+    return _PACKED.get(name) or by_name(name)
 
 
 def by_mlir(text: str) -> DType:

@@ -101,9 +101,9 @@ class CacheSpec:
         return self.scale_dtype is not None
 
     @property
-    def unscaled(self) -> bool:
-        """Whether elements have 8 bits and no scales in the cache; the caller may keep one scale per tensor."""
-        return self.dtype.bits == 8 and self.scale_dtype is None
+    def takes_tensor_scales(self) -> bool:
+        """Whether append may divide by a scale that the caller keeps: elements of at most 8 bits without zeros."""
+        return self.converted and not self.zero
 
     @property
     def record(self) -> records.Record:

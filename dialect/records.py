@@ -17,10 +17,12 @@ from .dtypes import DType
 __all__ = ["NAMED", "Record", "named", "problems"]
 
 ELEMENTS = ("f32", "f16", "bf16", "f8e4m3", "f8e5m2", "i8", "i16", "i32")
-SCALE_DTYPES = ("f32", "f16", "bf16", "f8e8m0")
+SCALE_DTYPES = ("f32", "f16", "bf16", "f8e8m0", "f8e4m3")
 # The sum of a 4-bit element and one of these is exact in f32, so that every reader rounds the same way.
 ZERO_DTYPES = ("f16",)
+MOST_ZERO = 2.0**15  # the largest magnitude of a zero times its scale: readers have it as f16
 ROW_BYTES = 16  # a row of packed elements is a multiple of this: the widest copy
+LEAST_GROUP = 16  # packed elements per scale
 
 
 @dataclass(frozen=True, init=False)
@@ -32,19 +34,21 @@ class Record:
 
     Parameters
     ----------
-    elements : DType or name
-        Type of an element: f32, f16, bf16, f8e4m3, f8e5m2, i8, i16, i32, or u4. Two u4 share a byte: the element of the
-        even index is in the low half.
+    elements : DType, name, or sequence of 16 numbers
+        Type of an element: f32, f16, bf16, f8e4m3, f8e5m2, i8, i16, i32, or one of 4 bits: u4, f4e2m1, or a codebook,
+        given as 16 ascending numbers, which are rounded to f16. Two elements of 4 bits share a byte: that of the even
+        index is in the low half.
     scale : DType or name, optional
-        Type of the scales: f32, f16, bf16 or f8e8m0; f16 with zeros. Scales are in a buffer beside the pool.
+        Type of the scales: f32, f16, bf16, f8e8m0 or f8e4m3; f16 with zeros. Scales are in a buffer beside the pool.
     group : int
         Consecutive elements of the head that share a scale.
     zero : bool
-        Whether each scale is followed by a zero of its type: what is added to elements, so in units of the scale.
+        Whether each scale is followed by a zero of its type: what is added to elements, so in units of the scale. Of
+        u4, and of no others. The least value of a group saturates at a magnitude of 2^15.
     rotation : int
-        Of u4: elements per block that a Hadamard matrix rotates before they are quantized, a power of two that divides
-        the group; 0 for none. Outliers of single channels are spread over their block. Loads give rotated values;
-        attention rotates the query and the output.
+        Of 4-bit elements: elements per block that a Hadamard matrix rotates before they are quantized, a power of two
+        that divides the group; 0 for none. Outliers of single channels are spread over their block. Loads give rotated
+        values; attention rotates the query and the output.
 
     Raises
     ------
@@ -79,6 +83,11 @@ class Record:
         return self.elements.per_unit > 1
 
     @property
+    def keeps_zero_scales(self) -> bool:
+        """Whether the scale of a group of zeros is zero, as in NVFP4; of other records it is one."""
+        return self.packed and self.scale is dtypes.f8e4m3
+
+    @property
     def group_scales(self) -> int:
         """Entries of the scale buffer per group: the scale and, if there is one, the zero."""
         return 1 + self.zero
@@ -110,32 +119,53 @@ def problems(
             found.append(f"scale dtype must be one of {', '.join(SCALE_DTYPES)}, got {scale.name}")
         if elements.bits > 8 and of_cache:
             found.append(f"a quantized cache must store an 8-bit type, got {elements.name}")
-    packed = elements.per_unit > 1
+    packed, affine = elements.per_unit > 1, elements is dtypes.u4
     if group < 1:
         found.append(f"granularity must be positive, got {group}")
     if elements.name not in ELEMENTS and not packed:
         found.append(f"cache dtype must be {', '.join(ELEMENTS[:-1])} or {ELEMENTS[-1]}, got {elements.name}")
-    if zero != packed or (zero and (scale is None or scale.name not in ZERO_DTYPES)):
+    if zero != affine or (zero and (scale is None or scale.name not in ZERO_DTYPES)):
         got = f"{elements.name} with {'no scales' if scale is None else f'scales of {scale.name}'}"
         found.append(
             f"elements of u4, and no others, have zeros, with scales of {' or '.join(ZERO_DTYPES)}, got {got}"
             f"{' and' if zero else ' without'} zeros"
         )
-    step = ROW_BYTES * 2
-    if packed and (group < 1 or group % step):
-        found.append(f"a group of u4 must be a multiple of {step} elements, {ROW_BYTES} bytes, got {group}")
-    elif packed and head_size is not None and head_size % group:
-        found.append(f"groups of u4 must divide the head, got groups of {group} in a head of {head_size}")
+    elif packed and scale is None:
+        found.append(f"elements of {elements.name} need scales, got none")
+    found += _group_problems(elements, group, head_size) if packed else []
     if rotation and not (packed and rotation > 1 and rotation & (rotation - 1) == 0 and group % rotation == 0):
         found.append(
-            f"a rotation needs elements of u4, and blocks of a power of two that divides the group, got {rotation} in "
-            f"groups of {group} of {elements.name}"
+            f"a rotation needs elements of 4 bits, and blocks of a power of two that divides the group, got {rotation} "
+            f"in groups of {group} of {elements.name}"
+        )
+    return found
+
+
+def _group_problems(elements: DType, group: int, head_size: int | None) -> list[str]:
+    """What is wrong with the groups of packed elements, and with the head, if its size is given."""
+    step = ROW_BYTES * elements.per_unit
+    least = step if elements is dtypes.u4 else LEAST_GROUP
+    if group < 1 or group % least:
+        of = f"{least} elements, {elements.bytes_of(least)} bytes"
+        return [f"a group of {elements.name} must be a multiple of {of}, got {group}"]
+    if head_size is None:
+        return []
+    found = []
+    if head_size % group:
+        found.append(f"groups of {elements.name} must divide the head, got groups of {group} in a head of {head_size}")
+    if head_size % step:
+        found.append(
+            f"a head of {elements.name} must be a multiple of {step} elements, {ROW_BYTES} bytes, got {head_size}"
         )
     return found
 
 
 # Records by name: a cache's dtype may be one of these names, or the name of an element type.
-NAMED = {"int4": Record(dtypes.u4, dtypes.f16, 128, zero=True)}
+NAMED = {
+    "int4": Record(dtypes.u4, dtypes.f16, 128, zero=True),
+    "mxfp4": Record(dtypes.f4e2m1, dtypes.f8e8m0, 32),
+    "nvfp4": Record(dtypes.f4e2m1, dtypes.f8e4m3, 16),
+}
 
 
 def named(what: Any) -> Record:

@@ -35,8 +35,9 @@ class CollectionType(_Handle, name="collection"):
 
     ``!kv.collection<kind, element, heads, head_size, mla, page, scale, granularity>``. The page is the page size
     ``P : i64`` or, where tokens and heads are not packed, ``array<i64: P, token stride, head stride>`` (in elements).
-    The element is ``ui4`` where two share a byte. The scale is a type, ``none``, or ``vector<2x...>`` for a scale and
-    a zero. The granularity is ``array<i64: granularity, elements per block>`` where blocks are rotated.
+    The element is ``ui4``, ``f4E2M1FN`` or ``!kv.codebook`` where two share a byte. The scale is a type, ``none``, or
+    ``vector<2x...>`` for a scale and a zero. The granularity is ``array<i64: granularity, elements per block>`` where
+    blocks are rotated.
     """
 
 
@@ -49,6 +50,12 @@ class OperandType(_Handle, name="operand"):
 
     ``kind`` is the cache's, or ``"scales"``, ``"dense"``, ``"ragged"`` (``layout.OperandData``).
     """
+
+
+class CodebookType(Kv.Type, name="codebook"):
+    """The 4-bit elements of a cache that stand for 16 ascending numbers of f16: ``!kv.codebook<array<f32: ...>>``."""
+
+    numbers: Any
 
 
 class RowsType(Kv.Type, name="rows"):
@@ -219,6 +226,8 @@ def type_problem(type_: ir.Type) -> str | None:
     if name == "tma":
         found = _parse_tma(text)
         return found if isinstance(found, str) else None
+    if name == "codebook":
+        return f"a codebook is the element type of a cache, and no value has it, got {text}"
     if "<" not in text:
         return None  # a type without parameters
     from .ext import split_parameters

@@ -29,7 +29,8 @@ class AppendOp(WithBuffers, name="append", traits=[TierOne, WritesCache, ReadsMe
     """Write the new tokens' keys and values. key, value: [T, H, D].
 
     A cache with scales quantizes with one scale per granule: its largest magnitude divided by the storage type's
-    largest finite value, or the given scales [T, H, G]. A cache with zeros takes no scales: a granule's zero is its
+    largest finite value, or the given scales [T, H, G]. With tensor_scales [2], keys are first divided by the first,
+    values by the second. A cache with zeros takes no scales: a granule's zero is its
     least value. An 8-bit cache without scales has scale 1: floats are converted with saturation. An MLA collection has
     no values: only the key is written, and value is absent.
     """
@@ -56,8 +57,10 @@ class AppendOp(WithBuffers, name="append", traits=[TierOne, WritesCache, ReadsMe
         if (self.value is None) != spec.is_mla:
             has = "no value operand" if spec.is_mla else "a value operand"
             return verify.fail(self, f"takes {has} for this collection (is_mla = {str(spec.is_mla).lower()})")
-        if self.tensor_scales is not None and not spec.unscaled:
-            return verify.fail(self, "takes tensor_scales for an 8-bit cache without scales only")
+        if self.tensor_scales is not None and not spec.takes_tensor_scales:
+            return verify.fail(self, "takes tensor_scales for a cache of at most 8 bits without zeros only")
+        if self.tensor_scales is not None and self.key_scale is not None:
+            return verify.fail(self, "takes key_scale or tensor_scales, not both")
         scaled = self.key_scale is not None or self.value_scale is not None
         if scaled and spec.zero:
             return verify.fail(

@@ -44,6 +44,8 @@ class DecodeConfig:
         Whether the kernel starts early (PDL).
     pair_alignment : int
         Alignment in bytes of two neighbouring elements of the output.
+    query_alignment : int
+        Alignment in bytes of 8 neighbouring elements of the query, over packed elements.
     padding : int
         Shared memory that a block leaves unused (:func:`_padding`).
     """
@@ -61,6 +63,7 @@ class DecodeConfig:
     early: int = 0
     programmatic: bool = True
     pair_alignment: int = 4
+    query_alignment: int = 1
     padding: int = 0
 
     @property
@@ -179,6 +182,11 @@ class DecodeConfig:
         return self.granules if self.spec.zero else 0
 
     @property
+    def zero_columns(self) -> int:
+        """Accumulators of a lane per 8 query rows for the sums of weights times zeros: four per four granules."""
+        return 4 * cdiv(self.zero_sums, 4)
+
+    @property
     def split_tiles(self) -> int:
         """Tiles per fixed split, unless the sequence has less than half of the most splits."""
         return max(self.split_size // self.tile, 1)
@@ -248,7 +256,12 @@ class DecodeConfig:
     @property
     def scaled_elements(self) -> bool:
         """Whether every element is multiplied by its scale, since the elements of a k-step have several scales."""
-        return self.granules > 1 and self.spec.granularity % 16 != 0
+        return self.granules > 1 and self.spec.granularity % (16 * self.interleaved) != 0
+
+    @property
+    def interleaved(self) -> int:
+        """k-steps whose elements are interleaved: two of 4-bit elements, each with half of the elements of a word."""
+        return self.spec.dtype.per_unit
 
     @property
     def scales_copied(self) -> bool:

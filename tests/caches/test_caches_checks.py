@@ -124,7 +124,12 @@ def test_paged_collection_refuses(options, error, match):
         (floats(N, 2, L, P, H, 3), 4, ValueError, r"scales must have shape \(5, 2, 3, 16, 2, 2\)"),
         (floats(N, 2, L, P, 1, 2), 4, ValueError, "scales must have shape"),
         (floats(N, 2, P, H, 2), 4, ValueError, "scales must have 6 dimensions"),
-        (np.zeros((N, 2, L, P, H, 2)), 4, ValueError, "scale dtype must be one of f32, f16, bf16, f8e8m0, got f64"),
+        (
+            np.zeros((N, 2, L, P, H, 2)),
+            4,
+            ValueError,
+            "scale dtype must be one of f32, f16, bf16, f8e8m0, f8e4m3, got f64",
+        ),
         (floats(N, 2, L, P, H, 8), 0, ValueError, "quantization_granularity must be positive"),
         (floats(N, 2, L, P, H, 8), 1.5, TypeError, "quantization_granularity must be an integer"),
         (floats(N, 2, L, P, H, 4)[..., ::2], 4, ValueError, "scales: the last 3 dimensions"),

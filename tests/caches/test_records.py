@@ -3,72 +3,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import copy
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 import pytest
+from reference.records import HEADS, PAGE, PLACES, SIZE, at, attended, collection_of, held, offsets_of, record_of
 
 import kvarn as kv
 from kvarn.caches.numerics import decode, encode, packed, rotated, unpacked
 from kvarn.dialect import layout
 from kvarn.dialect.dtypes import u4
 
-HEADS, SIZE, PAGE, LAYERS = 2, 128, 16, 2
 GROUPS = (128, 64, 32)
-PLACES = ("host", "sm_90a")
-
-
-def record_of(group: int, rotation: int = 0) -> kv.Record:
-    return kv.Record("u4", "f16", group, zero=True, rotation=rotation)
-
-
-def collection_of(record: kv.Record, cached: Any, new: Any, rng: Any, size: int = SIZE, page: int = PAGE) -> Any:
-    """A collection of 4-bit elements with distinct pages in random order, and scales of NaN where nothing is cached."""
-    totals = np.add(cached, new)
-    counts, heads = -(-totals // page), HEADS
-    null = int(counts.sum()) + 1
-    order = iter(rng.permutation(null).tolist())
-    table = np.full((len(totals), layout.lookup_columns(int(totals.max()), page)), null, np.uint32)
-    for b, count in enumerate(counts):
-        table[b, :count] = [next(order) for _ in range(count)]
-    outer = (null + 1, 2, LAYERS, page, heads)
-    blocks = np.full((*outer, size // 2), 0xEE, np.uint8)
-    of_scales = record.scales_shape(size)
-    assert of_scales is not None
-    scales = np.full((*outer, of_scales[1]), np.nan, of_scales[0].numpy)
-    lengths, most = np.array(cached, np.uint32), int(totals.max())
-    found = kv.PagedKVCacheCollection(blocks, lengths, table, int(max(new)), most, scales, record=record)
-    for layer in range(LAYERS):
-        for cache in (found.get_key_cache(layer), found.get_value_cache(layer)):
-            for b, length in enumerate(cached):
-                heads_of = rng.standard_normal((length, heads, size)) * rng.uniform(0.1, 3) + rng.uniform(-1, 1)
-                put(cache, record, b, 0, heads_of)
-    return found
-
-
-def put(cache: Any, record: kv.Record, b: int, first: int, values: np.ndarray) -> None:
-    """Quantize the heads of tokens from ``first`` up, [T, H, D], into a cache."""
-    stored, scales = encode(record, values)
-    t, h = first + np.arange(len(values))[:, None], np.arange(values.shape[1])
-    cache.store(b, h, t, 0, stored)
-    cache.store_scale(b, h, t, 0, scales)
-
-
-def held(cache: Any, b: int, tokens: Any) -> tuple[np.ndarray, np.ndarray]:
-    """The bytes and scales of tokens of a sequence, [T, H, ...]."""
-    t, h = np.asarray(tokens)[:, None], np.arange(cache.num_heads)
-    return cache.load_raw(b, h, t, 0, cache.head_size // 2), cache.load_scale(b, h, t, 0, cache.spec.num_scales)
-
-
-def at(place: str) -> Any:
-    return contextlib.nullcontext() if place == "host" else kv.emulated(place)
-
-
-def offsets_of(new: Any) -> np.ndarray:
-    return np.concatenate([[0], np.cumsum(new)]).astype(np.uint32)
 
 
 # --- declarations ----------------------------------------------------------------------------------
@@ -80,12 +28,12 @@ def offsets_of(new: Any) -> np.ndarray:
         ({"group": 24}, "a group of u4 must be a multiple of 32 elements, 16 bytes, got 24"),
         ({"group": 0}, "granularity must be positive, got 0"),
         ({"scale": "bf16"}, "with scales of f16, got u4 with scales of bf16 and zeros"),
-        ({"scale": "f64"}, "scale dtype must be one of f32, f16, bf16, f8e8m0, got f64"),
+        ({"scale": "f64"}, "scale dtype must be one of f32, f16, bf16, f8e8m0, f8e4m3, got f64"),
         ({"scale": None, "zero": False}, "got u4 with no scales without zeros"),
         ({"elements": "i8"}, "elements of u4, and no others, have zeros"),
         ({"rotation": 96}, "blocks of a power of two that divides the group, got 96 in groups of 128 of u4"),
         ({"group": 96, "rotation": 64}, "got 64 in groups of 96 of u4"),
-        ({"elements": "i8", "zero": False, "rotation": 64}, "a rotation needs elements of u4.*of i8"),
+        ({"elements": "i8", "zero": False, "rotation": 64}, "a rotation needs elements of 4 bits.*of i8"),
         ({"elements": "bf16"}, "a quantized cache must store an 8-bit type, got bf16"),
         ({"elements": "f64", "scale": None, "zero": False}, "cache dtype must be f32.*got f64"),
     ],
@@ -180,11 +128,18 @@ def test_single_elements_are_those_of_vectors() -> None:
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize(("group", "rotation"), [(128, 0), (64, 0), (32, 0), (128, 128), (128, 4), (32, 32)])
-def test_append_quantizes_as_numpy(place: str, group: int, rotation: int) -> None:
+@pytest.mark.parametrize(
+    ("group", "rotation", "heads"),
+    [
+        (128, 0, HEADS), (64, 0, HEADS), (32, 0, HEADS), (128, 128, HEADS), (128, 4, HEADS), (32, 32, HEADS),
+        (128, 128, 8), (64, 0, 8), (32, 32, 8), (128, 64, 5),
+    ],
+)  # fmt: skip
+def test_append_quantizes_as_numpy(place: str, group: int, rotation: int, heads: int) -> None:
+    """With more heads a thread has more elements, up to 32; 5 heads leave lanes of a warp without any."""
     rng, record, cached, new = np.random.default_rng(group), record_of(group, rotation), (5, 0, 20), (3, 1, 7)
-    found, offsets = collection_of(record, cached, new, rng), offsets_of(new)
-    key, value = (rng.standard_normal((11, HEADS, SIZE)).astype(ml_dtypes.bfloat16) for _ in range(2))
+    found, offsets = collection_of(record, cached, new, rng, heads=heads), offsets_of(new)
+    key, value = (rng.standard_normal((11, heads, SIZE)).astype(ml_dtypes.bfloat16) for _ in range(2))
     key[0], key[1], key[2] = 0, 5, 1e-6 * key[2]
     value[0, 0] *= 1e6  # beyond f16: scale and zero saturate
     value[1, 0, 7] = 300
@@ -262,24 +217,6 @@ def test_rope_append_quantizes_rotated_heads(place: str) -> None:
             t, h = length + np.arange(new[b])[:, None], np.arange(HEADS)
             rotated = getattr(plain, half)(0).load(b, h, t, 0, SIZE)
             np.testing.assert_array_equal(held(getattr(found, half)(0), b, t[:, 0])[0], encode(record, rotated)[0])
-
-
-def attended(found: Any, layer: int, query: np.ndarray, offsets: np.ndarray) -> np.ndarray:
-    """Causal attention over what the cache holds, in float64."""
-    out, record, group = np.zeros(query.shape), found.cache_spec.record, query.shape[1] // found.num_heads
-    for b in range(len(offsets) - 1):
-        first, new = int(found.cache_lengths[b]), int(offsets[b + 1] - offsets[b])
-        keys, values = (
-            decode(record, *held(cache, b, range(first + new))).astype(np.float64)
-            for cache in (found.get_key_cache(layer), found.get_value_cache(layer))
-        )
-        for i in range(new):
-            for h in range(query.shape[1]):
-                row, seen = int(offsets[b]) + i, first + i + 1
-                scores = keys[:seen, h // group] @ query[row, h].astype(np.float64) / np.sqrt(query.shape[2])
-                weights = np.exp(scores - scores.max())
-                out[row, h] = weights @ values[:seen, h // group] / weights.sum()
-    return out
 
 
 @pytest.mark.parametrize("place", PLACES)

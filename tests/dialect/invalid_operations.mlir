@@ -42,9 +42,9 @@ func.func @append(%c: !pool, %i: i32, %k: memref<?x8x128xbf16>, %o: memref<?xi32
 func.func @append_2(%c: !pool, %i: i32, %k: memref<*xbf16>, %o: memref<?xi32>, %v: memref<?x8x128xbf16>,
     %k2: memref<?x8x128xbf16>, %o2: memref<?xi64>, %o3: memref<?x?xi32>, %s: memref<?x8x4xf32>, %c2: !fp8_pool,
     %s2: memref<?x8x8xf32>, %c3: !int4_pool, %s3: memref<2xf32>) {
-  // expected-error @below {{'kv.append' op takes tensor_scales for an 8-bit cache without scales only}}
-  "kv.append"(collection = %c2, layer = %i, key = %k2, row_offsets = %o, value = %v, tensor_scales = %s3)
-    : (!fp8_pool, i32, memref<?x8x128xbf16>, memref<?xi32>, memref<?x8x128xbf16>, memref<2xf32>) -> ()
+  // expected-error @below {{'kv.append' op takes tensor_scales for a cache of at most 8 bits without zeros only}}
+  "kv.append"(collection = %c3, layer = %i, key = %k2, row_offsets = %o, value = %v, tensor_scales = %s3)
+    : (!int4_pool, i32, memref<?x8x128xbf16>, memref<?xi32>, memref<?x8x128xbf16>, memref<2xf32>) -> ()
   // expected-error @below {{'kv.append' op computes scales and zeros of this cache itself: leave key_scale and value_scale out}}
   "kv.append"(collection = %c3, layer = %i, key = %k2, row_offsets = %o, value = %v, key_scale = %s2)
     : (!int4_pool, i32, memref<?x8x128xbf16>, memref<?xi32>, memref<?x8x128xbf16>, memref<?x8x8xf32>) -> ()

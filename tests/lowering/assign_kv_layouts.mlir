@@ -367,9 +367,37 @@ gpu.module @kernels {
 // -----
 
 gpu.module @kernels {
-  gpu.func @computed_b(%p: tensor<64x64xbf16>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
-    // expected-error @below {{'kv.dot' op needs a loaded tile as its second operand: only loaded tiles are in shared memory}}
-    %s = "kv.dot"(%p, %p) {transpose_b = false} : (tensor<64x64xbf16>, tensor<64x64xbf16>) -> tensor<64x64xf32>
+  // Rows that arithmetic reads come back from shared memory; a computed second operand goes there, and a transposed first
+  // operand is read there by columns.
+  // CHECK-LABEL: gpu.func @computed
+  // CHECK:         %[[K:.*]] = "kv.tile_load_rows"({{.*}} -> tensor<64x64xbf16, "shared">
+  // CHECK:         %[[R:.*]] = "kv.tile_unshare"(%[[K]]) : (tensor<64x64xbf16, "shared">) -> tensor<64x64xbf16, "wgmma">
+  // CHECK:         %[[E:.*]] = arith.extf %[[R]]
+  // CHECK:         %[[P:.*]] = arith.truncf
+  // CHECK:         %[[B:.*]] = "kv.tile_share"(%[[P]]) : (tensor<64x64xbf16, "wgmma">) -> tensor<64x64xbf16, "shared">
+  // CHECK:         "kv.dot"(%[[K]], %[[B]]) {{.*}} -> tensor<64x64xf32, "wgmma">
+  // CHECK:         %[[T:.*]] = "kv.tile_transpose"(%[[B]]) : (tensor<64x64xbf16, "shared">) -> tensor<64x64xbf16, "shared(transposed)">
+  // CHECK:         "kv.dot"(%[[T]], %[[K]]) {{.*}} -> tensor<64x64xf32, "wgmma">
+  gpu.func @computed(%keys: memref<?x64xbf16>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
+    %at = "kv.tile_index"() : () -> tensor<64xi32>
+    %true = arith.constant dense<true> : tensor<64xi1>
+    %k = "kv.tile_load_rows"(%keys, %true, %at) : (memref<?x64xbf16>, tensor<64xi1>, tensor<64xi32>) -> tensor<64x64xbf16>
+    %e = arith.extf %k : tensor<64x64xbf16> to tensor<64x64xf32>
+    %d = arith.addf %e, %e : tensor<64x64xf32>
+    %p = arith.truncf %d : tensor<64x64xf32> to tensor<64x64xbf16>
+    %s = "kv.dot"(%k, %p) {transpose_b = true} : (tensor<64x64xbf16>, tensor<64x64xbf16>) -> tensor<64x64xf32>
+    %t = "kv.tile_transpose"(%p) : (tensor<64x64xbf16>) -> tensor<64x64xbf16>
+    %o = "kv.dot"(%t, %k) {transpose_b = false} : (tensor<64x64xbf16>, tensor<64x64xbf16>) -> tensor<64x64xf32>
+    gpu.return
+  }
+}
+
+// -----
+
+gpu.module @kernels {
+  gpu.func @computed_bytes(%a: tensor<64x64xf8E4M3FN>, %p: tensor<64x64xf8E4M3FN>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
+    // expected-error @below {{'kv.dot' op takes a second operand computed by arithmetic, which must be one of bf16, f16, f32, i8, got f8E4M3FN: convert it, as in kv.bf16(x)}}
+    %s = "kv.dot"(%a, %p) {transpose_b = true} : (tensor<64x64xf8E4M3FN>, tensor<64x64xf8E4M3FN>) -> tensor<64x64xf32>
     gpu.return
   }
 }
@@ -389,7 +417,7 @@ gpu.module @kernels {
 
 gpu.module @kernels {
   gpu.func @extents_of_no_warps(%x: f32) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
-    // expected-error @below {{'tensor.splat' op makes a tile of 32 x 64 that the kernel's warps cannot share: wgmma needs warpgroups of 4 warps, got 2 warps}}
+    // expected-error @below {{'tensor.splat' op makes a tile of 32 x 64 that the kernel's warps cannot share: rows must be a positive multiple of the 64 that the threads cover at a time, got 32}}
     %t = tensor.splat %x : tensor<32x64xf32>
     gpu.return
   }

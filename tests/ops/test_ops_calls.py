@@ -104,8 +104,13 @@ def test_append_checks_scales():
     plain = random_problem(rng, "paged", "f8e4m3", cached=[3, 5], new=[2, 1])
     with refuses(ValueError, "kv.ops.append: key_scale needs a collection with scales, got one without"):
         kv.ops.append(plain.collection, 0, x, x, q.row_offsets, key_scale=scale, value_scale=scale)
-    with refuses(ValueError, "kv.ops.append: tensor_scales needs an 8-bit collection without scales"):
-        kv.ops.append(q.collection, 0, x, x, q.row_offsets, tensor_scales=np.ones(2, np.float32))
+    wide = random_problem(rng, "paged", "bf16", cached=[3, 5], new=[2, 1])
+    with refuses(ValueError, "kv.ops.append: tensor_scales needs a collection of at most 8 bits without zeros"):
+        stored = tokens(wide, "bf16")
+        kv.ops.append(wide.collection, 0, stored, stored, wide.row_offsets, tensor_scales=np.ones(2, np.float32))
+    with refuses(ValueError, "kv.ops.append: key_scale must be None with tensor_scales"):
+        both = {"key_scale": scale, "value_scale": scale, "tensor_scales": np.ones(2, np.float32)}
+        kv.ops.append(q.collection, 0, x, x, q.row_offsets, **both)
     with refuses(ValueError, "kv.ops.append: tensor_scales must have shape [2], got [3]"):
         kv.ops.append(plain.collection, 0, x, x, q.row_offsets, tensor_scales=np.ones(3, np.float32))
     with refuses(TypeError, "kv.ops.append: key must have dtype f32 or f16 or bf16, got f8e4m3"):

@@ -105,30 +105,62 @@ def halves_of(handle: Any, layer: Any, halves: int) -> list[Any]:
     return [handle.get_key_cache(layer), handle.get_value_cache(layer)]
 
 
-def quantize_kernel(work: Work, rows: Rows, quantizer: Quantizer, halves: int, given: bool, early: bool) -> Any:
-    """Rows of floats are quantized by granules and written to a cache with scales."""
-    heads = quantizer.spec.num_heads
+@dataclass(frozen=True)
+class DividedHead:
+    """A head of keys (``half`` 0) or values, divided by the scale of all of them, if there is one."""
+
+    head: Head
+    tensor_scales: Any
+    half: int
+
+    @kv.func
+    def read(self, d: Any, n: int) -> Any:
+        """n elements from dim d up, as f32."""
+        return scaled(self.head.read(d, n), self.tensor_scales, self.half)
+
+
+def quantize_kernel(work: Work, rows: Rows, quantizer: Quantizer, halves: int, scales: str, early: bool) -> Any:
+    """Rows of floats are quantized by granules and written to a cache with scales.
+
+    ``scales`` are those of granules, if they are ``given``, or of the ``tensor``, or are computed (``""``).
+    """
+    heads, given = quantizer.spec.num_heads, scales == "given"
+    once = work.items <= work.step  # whether a thread has one item, which is read before its sequence is looked up
+
+    @kv.func
+    def place_of(item, token, sources, of_tensor):
+        """(place of an item, its heads, what the quantizer holds of them)."""
+        h, part, active = head_and_lane(item, heads, quantizer.threads)
+        of_heads = [DividedHead(Head(rows, x, token, h), of_tensor, n) for n, x in enumerate(sources)]
+        return (h, part, active), of_heads, [quantizer.read(head.read, part) for head in of_heads]
+
+    @kv.func
+    def write(cache, n, b, position, token, item, given_scale):
+        """Write keys (``n`` 0) or values of an item, as :func:`place_of` gives it."""
+        (h, part, active), of_heads, held = item
+        known = kv.f32(given_scale[token, h, part // quantizer.group.lanes]) if given else None
+        quantizer.write(cache, b, h, position, part, active, held[n], of_heads[n].read, known)
 
     @kv.kernel
     def append_quantized(collection, layer: kv.i32, row_offsets, key, value, key_scale, value_scale):
         begin(early)
+        of_tensor = key_scale if scales == "tensor" else None
         caches = halves_of(collection, layer, halves)
         token, first = work.place()
         if (token < key.shape[0]) & (first < work.items):
+            sources, of_granules = (key, value)[:halves], (key_scale, value_scale)
+            held = place_of(first, token, sources, of_tensor) if once else None
             b, inside, i = sequence_of(row_offsets, token, key.shape[0])
             if inside:
                 position = collection.cache_length(b) + i
-                for item in range(first, work.items, work.step):
-                    h, part, active = head_and_lane(item, heads, quantizer.threads)
-                    sources = [Head(rows, x, token, h) for x in (key, value)[:halves]]
-                    held = [quantizer.read(source.read, part) for source in sources]
+                if kv.static(once):
                     for n in kv.static(range(halves)):
-                        known = (
-                            kv.f32((key_scale, value_scale)[n][token, h, part // quantizer.group.lanes])
-                            if given
-                            else None
-                        )
-                        quantizer.write(caches[n], b, h, position, part, active, held[n], sources[n].read, known)
+                        write(caches[n], n, b, position, token, held, of_granules[n])
+                else:
+                    for item in range(first, work.items, work.step):
+                        held = place_of(item, token, sources, of_tensor)
+                        for n in kv.static(range(halves)):
+                            write(caches[n], n, b, position, token, held, of_granules[n])
 
     return append_quantized
 
@@ -142,11 +174,14 @@ def append(op: Any, at: Expansion) -> None:
     if spec.quantized:
         extents = (spec.head_size, spec.granularity)
         rows = Rows(vector_width(*extents, types=(dtype, spec.dtype)), row_alignment(at.op))
-        quantizer = Quantizer.of(spec, rows.width, at)
+        quantizer = Quantizer.of_rows(spec, rows.width, at)
         work = Work.of(at, whole_warps(at, spec.num_heads * quantizer.threads))
-        given = op.key_scale is not None
-        scales = [op.key_scale, op.key_scale if halves == 1 else op.value_scale] if given else [op.row_offsets] * 2
-        kernel = quantize_kernel(work, rows, quantizer, halves, given, starts_early(at))
+        of = "given" if op.key_scale is not None else "" if op.tensor_scales is None else "tensor"
+        scales = {
+            "given": [op.key_scale, op.key_scale if halves == 1 else op.value_scale],
+            "tensor": [op.tensor_scales] * 2, "": [op.row_offsets] * 2,
+        }[of]  # fmt: skip
+        kernel = quantize_kernel(work, rows, quantizer, halves, of, starts_early(at))
         args = [op.collection, op.layer, op.row_offsets, op.key, value, *scales]
     else:
         rows = Rows(vector_width(spec.head_size, types=(dtype, spec.dtype)), row_alignment(at.op))

@@ -228,6 +228,11 @@ class Division:
     few: Any
     many: bool
 
+    def exists(self, rows: Any) -> tuple[Any, Any]:
+        """Whether a sequence of ``rows`` rows has rows for the kernel, and for the other one."""
+        few, many = (rows > 0) & (rows <= self.few), rows > self.few
+        return (many, few) if self.many else (few, many)
+
     def kept(self, rows: Any, group: int = 1) -> Any:
         """The rows that the kernel has of a sequence of ``rows`` rows: ``group`` rows per new token."""
         few = rows <= self.few * group

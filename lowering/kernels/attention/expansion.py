@@ -143,7 +143,7 @@ def few_queries(case: Case, place: Place) -> int:
     single = place.schedule.get("max_batch", 1) == 1
     by_wgmma = tile_schedule.instruction_for(case, place.target, {}) == WGMMA
     paid = (case.spec.converted or by_wgmma) and place.target.has("pdl")
-    if fixed or single or not paid or place.of_operands or case.blocks:
+    if fixed or single or not paid or place.of_operands:
         return 0
     if case.functions and measured("functions_by_tiles", place.target) and _stored_tiles(case, place):
         return 0

@@ -183,11 +183,12 @@ def attention_kernel(s: TileKernel) -> Any:
         if s.overlaps:  # the kernel of the sequences of few tokens has waited for earlier kernels, if it was launched
             if a.few < 1:
                 kv.griddepcontrol_wait()
+            kv.griddepcontrol_launch_dependents()
         many, tiles = None, t.tiles
         if s.sequences:
             many = tiles_of_many(queries, s.sequences, s.case.group, s.rows, s.threads // 32)
             tiles = many.count
-            t = replace(t, splits=splits_of(t, tiles * s.case.spec.num_heads))
+            t = replace(t, splits=splits_of(t, many, s.case.spec.num_heads))
         for work in work_items(s, t, tiles):
             rows = rows_of(s, a, queries, many, work)
             q, factor, unit = scaled_query(s, a, rows)
@@ -210,8 +211,9 @@ def attention_kernel(s: TileKernel) -> Any:
                 write_partial(s, t, rows, work.tile, work.split, first < end, m, l, o)
             elif work.split == 0:
                 write_result(s, a, rows, m, l, o)
-        if s.overlaps:  # a kernel that waits for this one waits for both
-            kv.griddepcontrol_wait()
+        if s.overlaps:  # a kernel that waits for this one waits for both, for which one block suffices
+            if kv.block_id.x == 0:
+                kv.griddepcontrol_wait()
 
     return attention
 

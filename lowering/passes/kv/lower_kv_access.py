@@ -201,19 +201,52 @@ def read(op: Any, options: Options, of_scales: bool = False) -> ir.Value:
 
 def unpacked(bytes_: ir.Value, result: ir.Type, dim: ir.Value) -> ir.Value:
     """The 4-bit elements of bytes, as bytes: the low half is the even element. A single element is that of a dim."""
-    i8 = ir.IntegerType.get_signless(8)
-
-    def constant(value: int) -> ir.Value:
-        if not isinstance(bytes_.type, ir.VectorType):
-            return arith.constant(i8, value)
-        splat = ir.DenseElementsAttr.get_splat(bytes_.type, ir.IntegerAttr.get(i8, value))
-        return arith.constant(bytes_.type, splat)
-
     if not isinstance(result, ir.VectorType):
-        shift = arith.trunci(i8, ((Ix(dim) & 1) * 4).value)
-        return arith.andi(arith.shrui(bytes_, shift), constant(15))
-    low, high = arith.andi(bytes_, constant(15)), arith.shrui(bytes_, constant(4))
+        shift = arith.trunci(ir.IntegerType.get_signless(8), ((Ix(dim) & 1) * 4).value)
+        return arith.andi(arith.shrui(bytes_, shift), _splat(bytes_.type, 15))
+    low, high = arith.andi(bytes_, _splat(bytes_.type, 15)), arith.shrui(bytes_, _splat(bytes_.type, 4))
     return vector.interleave(low, high)
+
+
+def numbers(codes: ir.Value, dtype: dtypes.DType) -> ir.Value:
+    """What 4-bit elements, given as bytes, stand for before zeros and scales; u4 stay bytes."""
+    if dtype is dtypes.u4:
+        return codes
+    if dtype is not dtypes.f4e2m1:
+        return looked_up(codes, dtype.table)
+    # The exponent and mantissa in the low places of those of an f16 are the number times 2^-14.
+    i16, f32 = _like(codes, ir.IntegerType.get_signless(16)), _like(codes, ir.F32Type.get())
+    wide = arith.extui(i16, codes)
+    size = arith.shli(arith.andi(wide, _splat(i16, 7)), _splat(i16, 9))
+    sign = arith.shli(arith.andi(wide, _splat(i16, 8)), _splat(i16, 12))
+    half = arith.bitcast(_like(codes, ir.F16Type.get()), arith.ori(size, sign))
+    return arith.mulf(arith.extf(f32, half), _splat(f32, 2.0**14))
+
+
+def looked_up(codes: ir.Value, table: Sequence[float]) -> ir.Value:
+    """The f32 numbers of a table of 16 by their codes, given as bytes: by a tree of selections."""
+    i8, f32 = codes.type, _like(codes, ir.F32Type.get())
+    found = [_splat(f32, x) for x in table]
+    for bit in range(4):
+        is_set = arith.cmpi(arith.CmpIPredicate.ne, arith.andi(codes, _splat(i8, 1 << bit)), _splat(i8, 0))
+        found = [arith.select(is_set, found[i + 1], found[i]) for i in range(0, len(found), 2)]
+    return found[0]
+
+
+def _like(value: ir.Value, element: ir.Type) -> ir.Type:
+    """An element type in the shape of a value."""
+    type_ = value.type
+    return ir.VectorType.get(ir.VectorType(type_).shape, element) if isinstance(type_, ir.VectorType) else element
+
+
+def _splat(type_: ir.Type, number: float) -> ir.Value:
+    """A constant, in all elements of a vector type."""
+    element = ir.VectorType(type_).element_type if isinstance(type_, ir.VectorType) else type_
+    is_integer = isinstance(element, ir.IntegerType)
+    one = ir.IntegerAttr.get(element, int(number)) if is_integer else ir.FloatAttr.get(element, number)
+    if isinstance(type_, ir.VectorType):
+        return arith.constant(type_, ir.DenseElementsAttr.get_splat(type_, one))
+    return arith.constant(type_, one)
 
 
 @RULES.lowers("kv.load")
@@ -231,10 +264,10 @@ def lower_load(op: Any, options: Options) -> ir.Value:
         load(address, storage_type(spec.scale_dtype, count), alignment, read_only),
         types.value_type(spec.scale_dtype, count),
     )
-    if not spec.zero:
-        return scaled(value, scale, result)
-    scale, zero = (vector.extract(scale, [], [i]) for i in range(count))
-    return scaled(unpacked(value, result, op.dim), scale, result, zero)
+    scale, zero = (vector.extract(scale, [], [i]) for i in range(count)) if spec.zero else (scale, None)
+    if spec.packed:
+        value = numbers(unpacked(value, result, op.dim), spec.dtype)
+    return scaled(value, scale, result, zero)
 
 
 def scaled(value: ir.Value, scale: ir.Value, result: ir.Type, zero: ir.Value | None = None) -> ir.Value:

@@ -453,7 +453,7 @@ def run(module: ir.Module, options: Options) -> None:
         for loop in ops_named(function, "scf.for") if instruction_of(function) == WGMMA else ():
             carry_rounds(loop)  # from which barrier phases are computed
         share_columns(function)
-        for op in ops_named(function, CONCATENATE):
+        for op in (o for o in ops_named(function, CONCATENATE) if layout_of(o.result.type) in IN_SHARED):
             stage_concatenated(op, function, stages, taken)
         for load in ops_named(function, "kv.tile_load"):
             if layout_of(load.result.type) in IN_SHARED:

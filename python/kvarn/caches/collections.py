@@ -151,9 +151,9 @@ class PagedKVCacheCollection(KVCacheCollection[PagedKVCache]):
     max_cache_length : int
         Largest number of cached and new tokens of a sequence; the table must cover it.
     scales : array-like [N, 2, L, P, H, G], optional
-        Quantization scales (f32, f16, bf16 or f8e8m0) of an 8-bit pool, G = cdiv(D, quantization_granularity). The
-        base and the strides of the first three dimensions must be multiples of the largest power of two, at most 16,
-        that divides the bytes of G scales: kernels read them as vectors.
+        Quantization scales (f32, f16, bf16, f8e8m0 or f8e4m3) of an 8-bit pool, G = cdiv(D, quantization_granularity).
+        The base and the strides of the first three dimensions must be multiples of the largest power of two, at most
+        16, that divides the bytes of G scales: kernels read them as vectors.
     quantization_granularity : int
         Consecutive elements of a head that share a scale; given by ``record``, if there is one.
     record : Record or name, optional

@@ -17,7 +17,7 @@ from kvarn.dialect.dtypes import DType
 from kvarn.dialect.layout import FA3, CacheSpec
 from kvarn.runtime.buffers import strided_array
 
-from .numerics import default_load_dtype, dequantize, saturating_cast
+from .numerics import default_load_dtype, dequantize, numbers, saturating_cast
 from .rows import PagedRowIndices
 
 OOB = ("drop", "trap", "unchecked")
@@ -204,6 +204,7 @@ class HostModel:
             )
         scale_at, _ = self._scale_offsets(b, h, t, d, spec.granule_scales, "load", clamp=True)
         scale = self._array("scales", "load")[scale_at]
+        stored = numbers(stored, spec.dtype) if spec.packed else stored
         zero = scale[..., 1:] if spec.zero else None
         return squeeze(dequantize(stored, scale[..., :1], target, zero), width)
 

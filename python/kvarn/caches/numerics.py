@@ -9,7 +9,7 @@ import numpy as np
 
 from kvarn.dialect import dtypes
 from kvarn.dialect.dtypes import DType
-from kvarn.dialect.records import Record, problems
+from kvarn.dialect.records import MOST_ZERO, Record, problems
 
 
 def saturating_cast(values: Any, dtype: DType) -> np.ndarray:
@@ -59,58 +59,113 @@ def default_load_dtype(storage: DType, quantized: bool) -> DType:
     return dtypes.f32 if quantized else storage
 
 
-# --- records of 4-bit elements ---------------------------------------------------------------------
+# --- records ---------------------------------------------------------------------------------------
 
 
 def encode(record: Record, values: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Quantize heads to 4-bit elements with zeros, as ``append`` does.
+    """Quantize heads to a record with scales, as ``append`` does.
 
-    A group's scale is a fifteenth of the distance from its least value to its greatest, but at least 2^-15 of the
-    least one's magnitude, rounded to the type of the scales and at most its largest number; a scale of zero becomes
-    one. Its zero is the least value over the scale, rounded. Elements are values over the scale less the zero, rounded
-    to even. All divisions are products with the inverse of the scale as f32.
+    The scale of a group is its largest magnitude over the largest magnitude of an element, rounded to the type of the
+    scales (upwards to f8e8m0); a scale of zero becomes one, or stays, if the record keeps zero scales. Elements are the
+    values over the scale, rounded to nearest: ties to even, of a codebook to the greater number.
+
+    With zeros, a group's scale is a fifteenth of the distance from its least value to its greatest, but at least 2^-15
+    of the least one's magnitude, rounded to the type of the scales and at most its largest number; a scale of zero
+    becomes one. Its zero is the least value, at most 2^15 in magnitude, over the scale, rounded. Elements are values
+    over the scale less the zero, rounded to even. All divisions are products with the inverse of the scale as f32.
 
     Parameters
     ----------
     record : Record
-        Of u4.
+        With scales.
     values : array-like [..., D]
 
     Returns
     -------
     tuple of numpy.ndarray
-        Bytes, uint8 [..., D / 2], and (scale, zero) per group, [..., 2 * groups].
+        Elements [..., D], or bytes of two, uint8 [..., D / 2]; scales [..., groups], each followed by its zero, if any.
     """
     x = np.asarray(values).astype(np.float32)
     shape, of_scale = x.shape, record.scale
-    if not record.packed or of_scale is None:
-        raise ValueError(f"encode needs a record of 4-bit elements, got {record}")
+    if of_scale is None:
+        raise ValueError(f"encode needs a record with scales, got {record}")
     for problem in problems(record.elements, of_scale, record.group, record.zero, record.rotation, shape[-1]):
         raise ValueError(problem)
-    groups = shape[-1] // record.group
-    x = rotated(x, record.rotation)
-    x = x.reshape(*shape[:-1], groups, record.group)
+    x = grouped(rotated(x, record.rotation), record.group)
+    if record.zero:
+        elements, scales = _with_zeros(record, x)
+    else:
+        scales = rounded_scale(record, np.abs(x).max(-1) / np.float32(record.elements.largest))
+        divisor = scales.astype(np.float32)[..., None]
+        elements = rounded(x / np.where(divisor == 0, np.float32(1), divisor), record.elements)
+    count = record.groups(shape[-1])
+    elements = elements.reshape(*shape[:-1], count * record.group)[..., : shape[-1]]
+    return packed(elements) if record.packed else elements, scales.reshape(*shape[:-1], count * record.group_scales)
+
+
+def _with_zeros(record: Record, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """The elements [..., groups, group] of a record with zeros, and (scale, zero) per group."""
+    of_scale = record.scale
+    assert of_scale is not None
     most, last = np.float32(of_scale.largest), np.float32(record.elements.largest)
     least, f32 = x.min(-1), np.float32
     with np.errstate(under="ignore", over="ignore"):
+        least = np.clip(least, f32(-MOST_ZERO), f32(MOST_ZERO))
         scale = np.maximum((x.max(-1) - least) * (f32(1) / last), np.abs(least) * f32(2.0**-15))
         scale = np.minimum(scale, most).astype(of_scale.numpy).astype(f32)
         inverse = f32(1) / np.where(scale == 0, f32(1), scale)
-        zero = np.clip(least * inverse, -most, most).astype(of_scale.numpy).astype(f32)
+        zero = (least * inverse).astype(of_scale.numpy).astype(f32)
     steps = x.astype(np.float64) * inverse[..., None] - zero[..., None]  # one rounding, as that of a fused product
     elements = np.clip(np.rint(steps.astype(f32)), 0, last).astype(np.uint8)
     scale = np.where(scale == 0, f32(1), scale)
-    pairs = np.stack((scale, zero), -1).astype(of_scale.numpy)
-    return packed(elements.reshape(shape)), pairs.reshape(*shape[:-1], 2 * groups)
+    return elements, np.stack((scale, zero), -1).astype(of_scale.numpy)
 
 
 def decode(record: Record, row: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    """The values, f32 [..., D], of bytes [..., D / 2] and their (scale, zero) per group, with no rotation left."""
-    elements = unpacked(row)
-    grouped = elements.reshape(*elements.shape[:-1], elements.shape[-1] // record.group, record.group)
-    pairs = scales.reshape(*grouped.shape[:-1], 2)
-    values = dequantize(grouped, pairs[..., :1], dtypes.f32, pairs[..., 1:]).reshape(elements.shape)
-    return rotated(values, record.rotation)
+    """The values, f32 [..., D], of a row and scales as :func:`encode` gives them, with no rotation left."""
+    elements = numbers(unpacked(row), record.elements) if record.packed else row
+    size, count = elements.shape[-1], record.group_scales
+    x = grouped(elements, record.group)
+    pairs = scales.reshape(*x.shape[:-1], count)
+    found = dequantize(x, pairs[..., :1], dtypes.f32, pairs[..., 1:] if record.zero else None)
+    found = found.reshape(*elements.shape[:-1], x.shape[-2] * record.group)
+    return rotated(found[..., :size], record.rotation)
+
+
+def grouped(x: np.ndarray, group: int) -> np.ndarray:
+    """Groups of the last dimension, [..., groups, group]; a short last one is padded with zeros."""
+    missing = -x.shape[-1] % group
+    if missing:
+        x = np.concatenate((x, np.zeros((*x.shape[:-1], missing), x.dtype)), -1)
+    return x.reshape(*x.shape[:-1], x.shape[-1] // group, group)
+
+
+def rounded_scale(record: Record, scale: np.ndarray) -> np.ndarray:
+    """f32 scales in the type of a record's scales."""
+    of = record.scale
+    assert of is not None
+    if of is dtypes.f8e8m0:
+        with np.errstate(divide="ignore"):
+            exponent = np.clip(np.ceil(np.log2(scale.astype(np.float64))), -127, 127)
+        return np.where(scale == 0, 1.0, np.exp2(exponent)).astype(of.numpy)
+    stored = saturating_cast(np.where(scale == 0, 0 if record.keeps_zero_scales else 1, scale), of)
+    return stored if record.keeps_zero_scales else np.where(stored == 0, np.ones((), of.numpy), stored)
+
+
+def rounded(x: np.ndarray, dtype: DType) -> np.ndarray:
+    """f32 numbers as elements of a record without zeros; 4-bit ones as uint8."""
+    if dtype.per_unit == 1:
+        return saturating_cast(x, dtype)
+    bounds, signed = dtypes.bounds(dtype)
+    code = np.zeros(x.shape, np.uint8)
+    for bound in bounds:
+        code += (np.abs(x) if signed else x) >= np.float32(bound)
+    return code | np.signbit(x).astype(np.uint8) << 3 if signed else code
+
+
+def numbers(elements: np.ndarray, dtype: DType) -> np.ndarray:
+    """What 4-bit elements, uint8, stand for before zeros and scales, f32."""
+    return np.array(dtype.table, np.float32)[elements]
 
 
 def rotated(x: np.ndarray, block: int) -> np.ndarray:

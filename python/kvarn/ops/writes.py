@@ -29,8 +29,10 @@ def _check_append(seen: SimpleNamespace) -> None:
             raise ValueError(
                 f"{title}: {name} must be None: append computes scales and zeros of {spec.dtype.name} itself"
             )
-    if seen.tensor_scales is not None and not spec.unscaled:
-        raise ValueError(f"{title}: tensor_scales needs an 8-bit collection without scales, got {spec}")
+    if seen.tensor_scales is not None and not spec.takes_tensor_scales:
+        raise ValueError(f"{title}: tensor_scales needs a collection of at most 8 bits without zeros, got {spec}")
+    if seen.tensor_scales is not None and seen.key_scale is not None:
+        raise ValueError(f"{title}: key_scale must be None with tensor_scales")
     checks.declared(seen, apart=True)
     if seen.value is not None:
         checks.like(seen, "value", "key")
@@ -79,9 +81,9 @@ def append(
     key_scale, value_scale : f32, f16 or bf16 array-like [T, H, G], optional
         Quantization scales, rounded to the scale type; given together or not at all.
     tensor_scales : f32 array-like [2], optional
-        The scale of all keys and that of all values, by which floats are divided before they are converted to an 8-bit
-        cache without scales. Attention does not know them: the first belongs into its ``scale``, the second onto its
-        output.
+        The scale of all keys and that of all values, by which floats are divided before they are converted or
+        quantized: of a collection of 8 bits, or of 4 without zeros, such as NVFP4. Attention does not know them: the
+        first belongs into its ``scale``, the second onto its output.
     schedule : mapping, optional
         The kernel's schedule; chosen by default.
     stream : optional

@@ -1,0 +1,209 @@
+# SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
+"""Records of f4e2m1 and of codebooks: append, gather, convert and attention against NumPy."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+from reference.records import HEADS, PAGE, PLACES, SIZE, at, attended, collection_of, held, offsets_of
+
+import kvarn as kv
+from kvarn.caches import numerics
+from kvarn.caches.numerics import decode, encode
+from kvarn.dialect import dtypes, layout, records
+
+BOOK = (-1, -0.7, -0.53, -0.4, -0.28, -0.18, -0.09, 0, 0.08, 0.16, 0.25, 0.34, 0.44, 0.56, 0.72, 1)
+FORMATS = {
+    "mxfp4": records.NAMED["mxfp4"],
+    "nvfp4": records.NAMED["nvfp4"],
+    "mxfp4 rotated": kv.Record("e2m1", "f8e8m0", 32, rotation=32),
+    "e2m1, a scale of f32 per head": kv.Record("e2m1", "f32", 128, rotation=128),
+    "e2m1, scales of f16": kv.Record("e2m1", "f16", 64),
+    "a codebook, scales of bf16": kv.Record(BOOK, "bf16", 64),
+    "a codebook, groups of 16": kv.Record(BOOK, "f8e4m3", 16, rotation=16),
+}
+
+
+# --- declarations ----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        (("e2m1",), "elements of f4e2m1 need scales, got none"),
+        (("e2m1", "f8e8m0", 24), "a group of f4e2m1 must be a multiple of 16 elements, 8 bytes, got 24"),
+        (("e2m1", "f16", 32, True), "elements of u4, and no others, have zeros, .*got f4e2m1 with scales of f16 and"),
+        (("e2m1", "i8", 32), "scale dtype must be one of f32, f16, bf16, f8e8m0, f8e4m3, got i8"),
+        (("e2m1", "f8e8m0", 32, False, 24), "got 24 in groups of 32 of f4e2m1"),
+        ((BOOK[:15], "f16", 32), "a codebook must have 16 ascending numbers that f16 tells apart"),
+        (((*BOOK[:15], 1e6), "f16", 32), "a codebook must have 16 ascending numbers that f16 tells apart"),
+        (((*BOOK[:15], 0.72001), "f16", 32), "a codebook must have 16 ascending numbers that f16 tells apart"),
+    ],
+)
+def test_a_record_that_no_kernel_reads_is_refused_where_it_is_declared(given: Any, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        kv.Record(*given)
+
+
+def test_heads_of_4_bits_are_whole_16_bytes() -> None:
+    with pytest.raises(ValueError, match="a head of f4e2m1 must be a multiple of 32 elements, 16 bytes, got 48"):
+        layout.CacheSpec("paged", dtypes.f4e2m1, 8, 48, 16, scale_dtype=kv.f8e4m3, granularity=16)
+
+
+def test_a_codebook_is_one_type_however_it_is_made() -> None:
+    found = dtypes.codebook(BOOK)
+    assert found is dtypes.codebook(found.table)
+    assert found is pickle.loads(pickle.dumps(found))
+    assert found is dtypes.stored_by_mlir(found.mlir)
+    assert found is dtypes.element_by_name(found.name)
+
+
+def test_numbers_are_rounded_as_in_their_format() -> None:
+    e2m1, x = dtypes.f4e2m1, np.linspace(-8, 8, 1 + 16 * 64, dtype=np.float32)  # all ties, and more
+    want = np.clip(x, -6, 6).astype(ml_dtypes.float4_e2m1fn).astype(np.float32)
+    np.testing.assert_array_equal(numerics.numbers(numerics.rounded(x, e2m1), e2m1), want)
+    book = dtypes.codebook(BOOK)
+    found = numerics.numbers(numerics.rounded(x, book), book)
+    distances = np.abs(x[:, None] - np.array(book.table))
+    np.testing.assert_array_equal(np.abs(x - found), distances.min(-1))
+
+
+# --- operations ------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", FORMATS)
+def test_append_and_loads_are_those_of_numpy(place: str, name: str) -> None:
+    rng, record, cached, new = np.random.default_rng(1), FORMATS[name], (5, 0, 20), (3, 1, 7)
+    found, offsets = collection_of(record, cached, new, rng), offsets_of(new)
+    key, value = (rng.standard_normal((11, HEADS, SIZE)).astype(ml_dtypes.bfloat16) for _ in range(2))
+    key[0], key[1], key[2] = 0, 5, 1e-6 * key[2]  # the scale of zeros, a tie, scales below their type
+    value[0, 0] *= 1e6  # beyond the largest scale of f16 and f8e4m3
+    value[1, 0, 7] = 300
+    with at(place):
+        kv.ops.append(found, 1, key, value, offsets)
+    for cache, given in ((found.get_key_cache(1), key), (found.get_value_cache(1), value)):
+        stored, scales = encode(record, given)
+        for b in range(3):
+            rows, positions = slice(*offsets[b : b + 2]), cached[b] + np.arange(new[b])
+            got = held(cache, b, positions)
+            np.testing.assert_array_equal(got[0], stored[rows])
+            np.testing.assert_array_equal(got[1].view(np.uint8), scales[rows].view(np.uint8))
+            values = numerics.rotated(decode(record, *got), record.rotation)  # as loads give them
+            for d in range(0, SIZE, record.group):
+                t, h = positions[:, None], np.arange(HEADS)
+                loaded = cache.load(b, h, t, d, record.group)
+                np.testing.assert_allclose(loaded, values[..., d : d + record.group], atol=1e-6, rtol=1e-6)
+
+
+@pytest.mark.parametrize("place", PLACES)
+def test_nvfp4_has_a_second_scale_per_tensor(place: str) -> None:
+    rng, record, new = np.random.default_rng(2), records.NAMED["nvfp4"], (3,)
+    found, offsets = collection_of(record, (5,), new, rng), offsets_of(new)
+    key, value = (1e-3 * rng.standard_normal((3, HEADS, SIZE)).astype(np.float32) for _ in range(2))
+    scales = np.array([np.abs(x).max() / (6 * 448) for x in (key, value)], np.float32)
+    with at(place):
+        kv.ops.append(found, 0, key, value, offsets, tensor_scales=scales)
+    for cache, given, scale in zip(
+        (found.get_key_cache(0), found.get_value_cache(0)), (key, value), scales, strict=True
+    ):
+        got = held(cache, 0, 5 + np.arange(3))
+        want = encode(record, given / scale)
+        np.testing.assert_array_equal(got[0], want[0])
+        np.testing.assert_array_equal(got[1].view(np.uint8), want[1].view(np.uint8))
+        error = np.square(decode(record, *got) * scale - given).mean() / np.square(given).mean()
+        assert error < 0.012  # without the second scale every element would be zero
+
+
+PAIRS = [("mxfp4", "nvfp4"), ("nvfp4", "a codebook, scales of bf16"), ("a codebook, scales of bf16", "mxfp4")]
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(("source", "destination"), PAIRS)
+def test_rows_are_gathered_and_converted(place: str, source: str, destination: str) -> None:
+    rng, cached = np.random.default_rng(3), (40, 17, 3)
+    found, other = (collection_of(FORMATS[x], cached, (1, 1, 1), rng) for x in (source, destination))
+    keys, values = found.get_key_cache(1), other.get_value_cache(0)
+    ids = np.array([[0, 5, 39], [16, 1, 1], [2, 0, 1]], np.int32)
+    with at(place):
+        gathered = kv.ops.gather(keys, ids, offsets_of((1, 1, 1)))
+        kv.ops.convert(keys, values)
+    for b, length in enumerate(cached):
+        held_here = held(keys, b, range(length))
+        np.testing.assert_array_equal(gathered[b], held_here[0][ids[b]])
+        want = encode(FORMATS[destination], decode(FORMATS[source], *held_here))
+        got = held(values, b, range(length))
+        np.testing.assert_array_equal(got[0], want[0])
+        np.testing.assert_array_equal(got[1].view(np.uint8), want[1].view(np.uint8))
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", ["mxfp4", "a codebook, groups of 16"])
+def test_rope_append_quantizes_turned_heads(place: str, name: str) -> None:
+    rng, record, cached, new = np.random.default_rng(4), FORMATS[name], (4, 30), (2, 1)
+    found, offsets = collection_of(record, cached, new, rng), offsets_of(new)
+    zeros = np.zeros((*found.blocks.shape[:-1], SIZE), np.float32)
+    plain = kv.PagedKVCacheCollection(zeros, found.cache_lengths, found.lookup_table, 2, 31)
+    query, key, value = (rng.standard_normal((3, n, SIZE)).astype(np.float32) for n in (8, HEADS, HEADS))
+    angles = rng.standard_normal((64, SIZE)).astype(np.float32)
+    with at(place):
+        for c in (plain, found):
+            kv.ops.rope_append(c, 0, query, key, value, offsets, angles)
+    for half in ("get_key_cache", "get_value_cache"):
+        for b, length in enumerate(cached):
+            t, h = length + np.arange(new[b])[:, None], np.arange(HEADS)
+            turned = getattr(plain, half)(0).load(b, h, t, 0, SIZE)
+            np.testing.assert_array_equal(held(getattr(found, half)(0), b, t[:, 0])[0], encode(record, turned)[0])
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", FORMATS)
+def test_attention_of_prompts_reads_the_values_that_elements_stand_for(place: str, name: str) -> None:
+    rng, new = np.random.default_rng(5), (3, 1, 17)
+    found, offsets = collection_of(FORMATS[name], (5, 40, 13), new, rng), offsets_of(new)
+    heads = (HEADS, HEADS, 4 * HEADS)
+    key, value, query = (rng.standard_normal((21, n, SIZE)).astype(ml_dtypes.bfloat16) for n in heads)
+    with at(place):
+        kv.ops.append(found, 1, key, value, offsets)
+        out = kv.ops.attention(found, 1, query, offsets, scale=SIZE**-0.5)
+    np.testing.assert_allclose(out.astype(np.float64), attended(found, 1, query, offsets), atol=2e-2, rtol=1e-2)
+
+
+DECODES: dict[str, dict[str, Any]] = {
+    **{name: {"name": name} for name in FORMATS},
+    "nvfp4, head of 64": {"name": "nvfp4", "size": 64},
+    "nvfp4, head of 512": {"name": "nvfp4", "size": 512},
+    "mxfp4, head of 96, pages of 5": {"name": "mxfp4", "size": 96, "page": 5},
+    "mxfp4, head of 512, query in shared memory": {"name": "mxfp4", "size": 512},
+    "nvfp4, 16 query heads per KV head": {"name": "nvfp4", "query_heads": 16 * HEADS},
+    "nvfp4, several new tokens": {"name": "nvfp4", "new": (4, 1, 3), "max_queries": 4},
+    "nvfp4, one sequence": {"name": "nvfp4", "cached": (700,), "new": (1,)},
+    "mxfp4, fixed splits": {"name": "mxfp4", "cached": (700, 40, 1), "schedule": {"batch_invariant": True}},
+    "nvfp4, f16 queries on sm_80": {"name": "nvfp4", "target": "sm_80", "query": np.float16},
+}
+
+
+@pytest.mark.parametrize("name", DECODES)
+def test_the_decode_kernel_reads_packed_elements(name: str) -> None:
+    """The bar is for an output in f32: elements and scales are exact, weights have the 11 bits of f16."""
+    case = {
+        "size": SIZE, "query_heads": 8, "page": PAGE, "cached": (5, 40, 130), "new": (1, 1, 1), "max_queries": 1,
+        "schedule": {}, "target": "sm_90a", "query": ml_dtypes.bfloat16, **DECODES[name],
+    }  # fmt: skip
+    rng, record, size = np.random.default_rng(6), FORMATS[case["name"]], case["size"]
+    found = collection_of(record, case["cached"], case["new"], rng, size, page=case["page"])
+    offsets = offsets_of(case["new"])
+    heads = (HEADS, HEADS, case["query_heads"])
+    key, value, query = (rng.standard_normal((int(offsets[-1]), n, size)).astype(case["query"]) for n in heads)
+    bounds = {"kind": "decode", "max_queries": case["max_queries"], "max_batch": 4 if len(case["cached"]) > 1 else 1}
+    out = np.full(query.shape, np.nan, np.float32)
+    with kv.emulated(case["target"]):
+        kv.ops.append(found, 1, key, value, offsets)
+        kv.ops.attention(found, 1, query, offsets, scale=size**-0.5, out=out, schedule={**bounds, **case["schedule"]})
+    want = attended(found, 1, query, offsets)
+    largest = np.abs(numerics.rotated(want.astype(np.float32), record.rotation)).max()
+    np.testing.assert_allclose(out, want, atol=1e-3 * largest, rtol=0)
