@@ -660,7 +660,7 @@ DECODE_THRESHOLD = Entry(
 )
 DECODE_SHARE = Entry(
     "decode_share",
-    "Sixteenths of the multiprocessors on which the decode kernel of a batch with prompts runs; tiles start on the others.",
+    "Sixteenths of the multiprocessors on which the decode kernel of a divided batch runs; tiles start on the others.",
     "7 for 16-bit caches, 10 for 8-bit ones; 16 where the KV heads are too few for one block per multiprocessor",
     most=16,
 )
