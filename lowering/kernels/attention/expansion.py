@@ -145,8 +145,6 @@ def few_queries(case: Case, place: Place) -> int:
     paid = (case.spec.converted or by_wgmma) and place.target.has("pdl")
     if fixed or single or not paid or place.of_operands:
         return 0
-    if case.functions and measured("functions_by_tiles", place.target) and _stored_tiles(case, place):
-        return 0
     # One new token, or as many as the columns of one product hold: more would cost all sequences instructions.
     columns = max(1, decode_schedule.COLUMNS // case.group)
     most = min(decode_rows(case, place, place.sequences) // case.group, columns)
