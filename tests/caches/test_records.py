@@ -154,6 +154,17 @@ def test_append_quantizes_as_numpy(place: str, group: int, rotation: int, heads:
             np.testing.assert_array_equal(got[1], scales[rows])
 
 
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("rotation", [0, 256])
+def test_groups_may_be_longer_than_what_a_thread_holds_of_other_types(place: str, rotation: int) -> None:
+    rng, record = np.random.default_rng(0), record_of(256, rotation)
+    found, offsets = collection_of(record, (5,), (3,), rng, 256), offsets_of((3,))
+    key, value = (rng.standard_normal((3, HEADS, 256)).astype(ml_dtypes.bfloat16) for _ in range(2))
+    with at(place):
+        kv.ops.append(found, 1, key, value, offsets)
+    np.testing.assert_array_equal(held(found.get_key_cache(1), 0, [5, 6, 7])[0], encode(record, key)[0])
+
+
 def test_a_rotation_spreads_outliers_and_is_its_own_inverse() -> None:
     values = np.random.default_rng(0).standard_normal((50, SIZE)).astype(np.float32)
     np.testing.assert_allclose(rotated(rotated(values, 32), 32), values, atol=1e-5)

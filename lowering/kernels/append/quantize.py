@@ -67,7 +67,8 @@ class Quantizer:
     @property
     def in_registers(self) -> bool:
         """Whether a thread keeps its chunks in registers from computing the scale until writing."""
-        return self.spec.head_size % self.spec.granularity == 0 and self.chunks <= _HELD
+        few = self.chunks <= _HELD or self.spec.zero or self.spec.rotation > 0  # these need all of a granule at once
+        return self.spec.head_size % self.spec.granularity == 0 and few
 
     @property
     def threads(self) -> int:
