@@ -258,13 +258,14 @@ class TileConfig:
 
     @property
     def weights(self) -> DType:
-        """The type of weights and converted values: f16 for 8-bit floats, all of which it represents exactly.
+        """The type of weights and converted values: f16 for 8-bit floats, all of which it represents exactly, and for
+        values of groups with zeros, which are within its range.
 
         A pair of e4m3 converts to f16 in one instruction, to bf16 in four, and f16 weights have three more bits of
         precision. Weights are at most 2^8; those below 2^-24 are negligible next to a weight of 1.
         """
         spec, query = self.case.spec, self.case.query
-        exact = spec.dtype in (f8e4m3, f8e5m2) and not spec.quantized
+        exact = spec.zero or (spec.dtype in (f8e4m3, f8e5m2) and not spec.quantized)
         return f16 if self.instruction == WGMMA and query is bf16 and exact else query
 
     @property

@@ -169,19 +169,16 @@ def pairs_of_four_bits(word: Value, weight_format: str, dtype: DType) -> list[Va
 def with_zeros(words: Sequence[Value], pair: Value, dtype: DType) -> list[Value]:
     """Convert words of eight u4 to words of two neighbours: (element + zero) * scale, from a word (scale, zero).
 
-    An element becomes 128 + n of bf16, or 1024 + n of f16, by bytes. Where the scale is rounded, to bf16, what is added
-    is a product with the rounded one, in two terms: all errors are then relative to the result.
+    An element becomes 128 + n of bf16, or 1024 + n of f16, by bytes. In bf16, which rounds scales too, scales and what
+    is added to products have two terms each.
     """
     of = cast(bitcast(pair, f16), f32)
     scale, zero = of[0], of[1]
     if dtype is bf16:
-        above, factor = 0x43434343, ptx.pack_bf16x2(scale, scale)
-        offset = (zero - 128.0) * bitcast(factor & _HIGH_HALF, f32)
-        high, low = _two_terms(offset)
+        above, terms = 0x43434343, list(zip(_two_terms(scale), _two_terms((zero - 128.0) * scale), strict=True))
     else:
-        above, factor = 0x64646464, ptx.pack_f16x2(scale, scale)
         offset = zero * scale
-        high, low = ptx.pack_f16x2(offset, offset), _word(0xE400E400)
+        above, terms = 0x64646464, [(ptx.pack_f16x2(scale, scale), ptx.pack_f16x2(offset, offset))]
     one, found = _word(_ONE[dtype]), []
     for word in words:
         even, odd = word & 0x0F0F0F0F, (word >> 4) & 0x0F0F0F0F
@@ -189,10 +186,10 @@ def with_zeros(words: Sequence[Value], pair: Value, dtype: DType) -> list[Value]
             of_bytes = ptx.prmt(even, odd, half)
             for selector in (0x4140, 0x4342):
                 x = ptx.prmt(of_bytes, _word(above), selector)
-                if dtype is bf16:
-                    found.append(fma_pairs(fma_pairs(x, factor, high, dtype), one, low, dtype))
-                else:
-                    found.append(fma_pairs(fma_pairs(x, one, low, dtype), factor, high, dtype))
+                if dtype is f16:
+                    x = fma_pairs(x, one, _word(0xE400E400), dtype)
+                parts = [fma_pairs(x, factor, more, dtype) for factor, more in terms]
+                found.append(parts[0] if dtype is f16 else fma_pairs(parts[0], one, parts[1], dtype))
     return found
 
 
