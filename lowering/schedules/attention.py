@@ -398,6 +398,8 @@ def why_not_swapped(config: TileConfig) -> str | None:
         return f"rows of fewer than {WARPGROUP_ROWS} need {of}"
     if config.overlap or config.ping_pong:
         return f"overlap and ping_pong must be false for rows of fewer than {WARPGROUP_ROWS}, got rows = {config.rows}"
+    if config.parts > 1:
+        return f"parts must be 1 for rows of fewer than {WARPGROUP_ROWS}, got {config.parts}"
     if config.keys % WARPGROUP_ROWS:
         got = f"got rows = {config.rows} and keys = {config.keys}"
         return f"keys must be a multiple of {WARPGROUP_ROWS} for rows of fewer, {got}"

@@ -33,7 +33,7 @@ GROUPS = (128, 64, 32)
         ({"elements": "i8"}, "elements of u4, and no others, have zeros"),
         ({"rotation": 96}, "blocks of a power of two that divides the group, got 96 in groups of 128 of u4"),
         ({"group": 96, "rotation": 64}, "got 64 in groups of 96 of u4"),
-        ({"elements": "i8", "zero": False, "rotation": 64}, "a rotation needs elements of 4 bits.*of i8"),
+        ({"elements": "i8", "zero": False, "rotation": 64}, "a rotation needs elements of 4 bits or a code.*of i8"),
         ({"elements": "bf16"}, "a quantized cache must store an 8-bit type, got bf16"),
         ({"elements": "f64", "scale": None, "zero": False}, "cache dtype must be f32.*got f64"),
     ],
@@ -51,7 +51,7 @@ def test_groups_of_a_record_must_divide_the_head() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"blocks": np.zeros((2, 2, 1, 16, 2, 64), np.int8)}, "must be uint8, bytes of two elements each, got i8"),
+        ({"blocks": np.zeros((2, 2, 1, 16, 2, 64), np.int8)}, "must be uint8, bytes that elements share, got i8"),
         ({"scales": None}, "needs its scales, got none"),
         ({"scales": np.zeros((2, 2, 1, 16, 2, 1), np.float16)}, r"scales must have shape \(2, 2, 1, 16, 2, 2\)"),
         ({"scales": np.zeros((2, 2, 1, 16, 2, 2), np.float32)}, "must be kv.f16, got f32"),

@@ -28,7 +28,7 @@ __all__ = [
     "griddepcontrol_launch_dependents",
     "griddepcontrol_wait", "l2_policy", "ldmatrix", "load_cluster", "load_nc", "load_once", "mbarrier_arrive",
     "mbarrier_arrive_expect_tx", "mbarrier_init", "mbarrier_try_wait", "mbarrier_wait", "mma_m16n8k8_tf32",
-    "mma_m16n8k16", "movmatrix", "named_barrier",
+    "mma_m16n8k16", "mma_m16n8k32_i8", "movmatrix", "named_barrier",
     "named_barrier_arrive", "nanosleep", "pack_bf16x2", "pack_f16x2", "prmt", "rcp", "setmaxnreg", "smid",
     "stmatrix", "syncwarp", "tanh_approx",
 ]  # fmt: skip
@@ -313,6 +313,19 @@ def mma_m16n8k8_tf32(a: Sequence[Any], b: Sequence[Any], c: Sequence[Any]) -> li
     text = f"mma.sync.aligned.m16n8k8.row.col.f32.tf32.tf32.f32 {registers};"
     constraints = ",".join(["=f"] * 4 + ["r"] * 6 + ["f"] * 4)
     return instruction(text, constraints, [*words, *accumulators], f32)
+
+
+def mma_m16n8k32_i8(a: Sequence[Any], b: Sequence[Any], c: Sequence[Any]) -> list[Value]:
+    """c + a @ b for a 16x32 and a 32x8 fragment of i8, accumulated in i32, which wraps around.
+
+    ``a`` has 4 words, ``b`` 2; ``c`` and the result have 4 i32.
+    """
+    if (len(a), len(b), len(c)) != (4, 2, 4):
+        raise ValueError(f"mma_m16n8k32_i8 takes fragments of 4, 2 and 4, got {len(a)}, {len(b)} and {len(c)}")
+    words = [_word(w, "a fragment") for w in (*a, *b, *c)]
+    registers = ", ".join(_registers(first, count) for first, count in ((0, 4), (4, 4), (8, 2), (10, 4)))
+    text = f"mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {registers};"
+    return instruction(text, ",".join(["=r"] * 4 + ["r"] * 10), words, i32)
 
 
 def movmatrix(word: Any) -> Value:

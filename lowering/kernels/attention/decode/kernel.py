@@ -320,12 +320,14 @@ def decode_kernel(c: DecodeConfig) -> Any:
         lane, warp = kv.lane_id(), kv.warp_id()
         collection, functions = a.collection, (array_read(a.slopes), a.arrays)
         queries = a.queries(c.case, many=False)
-        batch = queries.sequences
         stages = kv.shared(NW * c.warp_bytes + c.padding, kv.u8, alignment=128)
         # From here on, the writes of earlier kernels (lengths, new tokens, the query) are visible.
         if c.programmatic and not c.early:
             start_next()
-        chosen = lists_of(c, a, queries)
+        chosen, batch = lists_of(c, a, queries), queries.sequences
+        max_units, exist = work.most_units(kv.grid_dim.x // HG, a, queries)
+        if queries.division is not None:  # a block without work ends at once
+            batch = kv.where(exist & (kv.block_id.x // HG < max_units), batch, 0)
         tile_indptr, total = work.count_tiles(collection, queries, chosen, batch, NW)
 
         # The distance from a key to its value is constant: K and V share pages and strides.
@@ -344,7 +346,7 @@ def decode_kernel(c: DecodeConfig) -> Any:
             caches.to_value_scales = starts[1] - starts[0]
         own = Own(part, head, row0, column0, lane)
         r = kv.block_id.x // HG
-        units = work.work_units(kv.grid_dim.x // HG, total, tile_indptr, batch)
+        units = work.work_units(max_units, total, tile_indptr, batch)
         begin, end, found = kv.i32(0), kv.i32(0), kv.i32(0)
         if (r < units.count) & (total > 0):
             if c.split:
@@ -482,10 +484,8 @@ def launch(case: Case, at: Expansion, op: Any, few: Ix | None = None) -> Callabl
     head_blocks = config.row_groups // config.warps
     one = at.constant(1)
     slots = at.device("multiprocessors") * config.blocks
-    if divides:
-        slots = slots * at.schedule["decode_share"] // 16
-    max_units = slots // head_blocks
-    max_units = max_units + (one - max_units.least(one))  # where the heads alone are more blocks than scheduled
+    beside = (slots * at.schedule["decode_share"] // 16 // head_blocks).greatest(one) if divides else None
+    max_units = (slots // head_blocks).greatest(one)  # one where the heads alone are more blocks than scheduled
     batch = batch_of(op, at)
     blocks = divided(max_units * head_blocks)
     partial_results = max_units * 2
@@ -493,7 +493,7 @@ def launch(case: Case, at: Expansion, op: Any, few: Ix | None = None) -> Callabl
         partial_results = batch * config.most_splits
     partials = at.workspace(partial_results * (config.row_groups * config.quads * 512))
     counters = at.workspace(batch * (4 * config.row_groups), zeroed=True)
-    a = replace(AttentionArguments.of(op), partials=partials, counters=counters, few=few)
+    a = replace(AttentionArguments.of(op), partials=partials, counters=counters, few=few, units_beside=beside)
     threads, early = (config.warps * 32, 1, 1), config.programmatic
     at.launch(decode_kernel(config), [a], (blocks, 1, 1), threads, key=(config, divides), programmatic=early)
 
