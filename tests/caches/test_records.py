@@ -252,6 +252,9 @@ PROMPTS: dict[str, dict[str, Any]] = {
     "head of 256": {"size": 256},
     "f16 queries, pages of 5": {"group": 64, "page": 5, "query": np.float16},
     "few tokens of some sequences": {"schedule": {}},
+    "rotated heads": {"rotation": 128},
+    "rotated blocks of 32, few tokens of some sequences": {"group": 32, "rotation": 32, "schedule": {}},
+    "rotated blocks of 4": {"rotation": 4},
 }
 
 
@@ -259,11 +262,12 @@ PROMPTS: dict[str, dict[str, Any]] = {
 def test_tiles_of_prompts_are_converted_from_packed_elements(name: str) -> None:
     """The bar is that of 16-bit keys and weights: every product's operands are rounded to the query's type."""
     case = {
-        "group": 128, "size": SIZE, "page": PAGE, "query": ml_dtypes.bfloat16, "schedule": {"kind": "tile"},
-        **PROMPTS[name],
+        "group": 128, "rotation": 0, "size": SIZE, "page": PAGE, "query": ml_dtypes.bfloat16,
+        "schedule": {"kind": "tile"}, **PROMPTS[name],
     }  # fmt: skip
     rng, new, size = np.random.default_rng(3), (70, 1, 3), case["size"]
-    found = collection_of(record_of(case["group"]), (90, 0, 200), new, rng, size, page=case["page"])
+    record = record_of(case["group"], case["rotation"])
+    found = collection_of(record, (90, 0, 200), new, rng, size, page=case["page"])
     offsets = offsets_of(new)
     key, value, query = (
         rng.standard_normal((int(offsets[-1]), n, size)).astype(case["query"]) for n in (HEADS, HEADS, 4 * HEADS)
@@ -278,14 +282,11 @@ def test_tiles_of_prompts_are_converted_from_packed_elements(name: str) -> None:
     assert np.abs(error).max() < 2.0**-6 * np.abs(want).max()
 
 
-def test_tiles_refuse_rotated_heads_by_name() -> None:
+def test_tiles_refuse_outputs_that_cannot_hold_rotated_queries() -> None:
     found = collection_of(record_of(128, 128), (90,), (70,), np.random.default_rng(3))
-    query = np.zeros((70, 4 * HEADS, SIZE), ml_dtypes.bfloat16)
-    with (
-        kv.emulated("sm_90a"),
-        pytest.raises(kv.KernelError, match="u4 with zeros that is not rotated, got rotated heads"),
-    ):
-        kv.ops.attention(found, 1, query, offsets_of((70,)), scale=1.0, schedule={"kind": "tile"})
+    query, out = (np.zeros((70, 4 * HEADS, SIZE), dtype) for dtype in (ml_dtypes.bfloat16, np.float32))
+    with kv.emulated("sm_90a"), pytest.raises(kv.KernelError, match="an output of the query's type over rotated heads"):
+        kv.ops.attention(found, 1, query, offsets_of((70,)), scale=1.0, out=out, schedule={"kind": "tile"})
 
 
 DECODES: dict[str, dict[str, Any]] = {
