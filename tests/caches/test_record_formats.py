@@ -197,6 +197,19 @@ def test_rows_are_gathered_and_converted(place: str, source: str, destination: s
 
 
 @pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", ["nvfp4", "6 bits"])
+def test_pages_are_copied_with_their_scales(place: str, name: str) -> None:
+    rng, cached, pages = np.random.default_rng(7), (40, 17), (np.array([0, 1], np.int32), np.array([2, 3], np.int32))
+    found, other = (collection_of(FORMATS[name], cached, (1, 1), rng) for _ in range(2))
+    with at(place):
+        kv.ops.copy_pages(found, *pages)
+        kv.ops.transfer_pages(found, other, *pages)
+    for copied in (found, other):
+        np.testing.assert_array_equal(copied.blocks[pages[1]], found.blocks[pages[0]])
+        np.testing.assert_array_equal(copied.scales.view(np.uint8)[pages[1]], found.scales.view(np.uint8)[pages[0]])
+
+
+@pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", ["mxfp4", "6 bits rotated"])
 def test_rope_append_quantizes_turned_heads(place: str, name: str) -> None:
     rng, record, cached, new = np.random.default_rng(4), FORMATS[name], (4, 30), (2, 1)
