@@ -121,6 +121,11 @@ class Prefill:
 
 
 @dataclass(frozen=True)
+class Mixed(Prefill):
+    """Sequences of one new token, and prompts after them, in one batch."""
+
+
+@dataclass(frozen=True)
 class Functions(Prefill):
     """Prefill with a document mask (documents of ``documents`` tokens; 0: causal) and optionally T5's bias."""
 
@@ -140,7 +145,7 @@ Shape = Decode | Append | Gather | Mla | Prefill
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table. ``group``: ``"decode bf16"``, ``"decode fp8"`` or ``"append"``, which have overall goals."""
+    """A row of the table. ``group``: one of those that have overall goals (:data:`GROUP_GOALS`), or none."""
 
     name: str
     title: str
@@ -155,7 +160,7 @@ class Row:
 
 
 # Largest geometric mean of kvarn's time over the best peer's.
-GROUP_GOALS = {"decode bf16": 0.92, "decode fp8": 0.72, "append": 0.75}
+GROUP_GOALS = {"decode bf16": 0.92, "decode fp8": 0.72, "append": 0.75, "mixed bf16": 0.94, "mixed fp8": 0.67}
 
 
 def _decode(name: str, title: str, shape: Decode, goal: Goal, dtype: str = "bf16") -> Row:
@@ -167,6 +172,13 @@ def _decode(name: str, title: str, shape: Decode, goal: Goal, dtype: str = "bf16
 def _append(name: str, title: str, shape: Append, dtype: str, goal: Goal) -> Row:
     name += "_fp8" * (dtype != "bf16") + "_rope" * shape.rope
     return Row(name, f"{title} {'bf16' if dtype == 'bf16' else 'fp8'}", shape, dtype, goal, "append")
+
+
+def _mixed(name: str, title: str, lengths: tuple[tuple[int, int], ...], most: float, dtype: str = "bf16") -> Row:
+    """A mixed batch, whose goal is 1.03 times its decodes and its prompts alone."""
+    of = "bf16" if dtype == "bf16" else "fp8"
+    suffix = "_fp8" * (dtype != "bf16")
+    return Row(f"mixed_{name}{suffix}", f"mixed {of} {title}", Mixed(lengths), dtype, Goal("us", most), f"mixed {of}")
 
 
 def _chunks() -> tuple[tuple[int, int], ...]:
@@ -246,6 +258,14 @@ TABLE = (
     ),
     Row("pf_512_over_32k", "prefill 512 over 32k", Prefill(((512, 32768 + 512),)), goal=Goal("tflops", 620)),
     Row("pf_64_over_100k", "prefill 64 over 100k", Prefill(((64, 100_000 + 64),)), goal=Goal("tflops", 480)),
+    _mixed("62_2", "62 decodes at 4k, 2 prompts of 4k", ((1, 4096),) * 62 + ((4065, 4065),) * 2, 664),
+    _mixed("60_1", "60 decodes at 4k, a prompt of 2k", ((1, 4096),) * 60 + ((2048, 2048),), 300),
+    _mixed("120_4", "120 decodes at 2k, 4 prompts of 500", ((1, 2048),) * 120 + ((500, 500),) * 4, 264),
+    _mixed("62_2", "62 decodes at 4k, 2 prompts of 4k", ((1, 4096),) * 62 + ((4065, 4065),) * 2, 590, _FP8),
+    _mixed("60_1", "60 decodes at 4k, a prompt of 2k", ((1, 4096),) * 60 + ((2048, 2048),), 196, _FP8),
+    _mixed("120_4", "120 decodes at 2k, 4 prompts of 500", ((1, 2048),) * 120 + ((500, 500),) * 4, 162, _FP8),
+    _mixed("32_1", "32 decodes at 4k, 512 over 8k", ((1, 4096),) * 32 + ((512, 8192 + 512),), 184, _FP8),
+    _mixed("30_1", "30 decodes at 8k, a prompt of 64", ((1, 8192),) * 30 + ((64, 64),), 136, _FP8),
 )
 
 # Rows beyond the table: the same kernels over their whole supported range, without goals.
@@ -265,17 +285,6 @@ RANGE = (
     Row("range_pf_p4", "prefill 8 × 4096 causal, page 4", replace(_PROMPTS, page=4)),
     Row("range_pf_16_over_100k", "prefill 16 over 100k", Prefill(((16, 100_000 + 16),))),
     Row("range_pf_8x64_over_8k", "prefill 8 × 64 over 8k", Prefill(((64, 8192 + 64),) * 8)),
-    *(
-        Row(f"range_mixed_{name}{suffix}", f"{what}, one batch{', fp8' * (suffix != '')}", Prefill(lengths), dtype)
-        for suffix, dtype in (("", "bf16"), ("_fp8", _FP8))
-        for name, what, lengths in (
-            ("62_2", "62 decodes at 4k and 2 prompts of 4k", ((1, 4096),) * 62 + ((4065, 4065),) * 2),
-            ("60_1", "60 decodes at 4k and a prompt of 2k", ((1, 4096),) * 60 + ((2048, 2048),)),
-            ("120_4", "120 decodes at 2k and 4 prompts of 500", ((1, 2048),) * 120 + ((500, 500),) * 4),
-            ("32_1", "32 decodes at 4k and 512 over 8k", ((1, 4096),) * 32 + ((512, 8192 + 512),)),
-            ("30_1", "30 decodes at 8k and 64 over 8k", ((1, 8192),) * 30 + ((64, 8256),)),
-        )
-    ),
     Row("range_window", "decode bf16 64 × 4k, window 1024", replace(_LONG, window=1024)),
     Row("range_prefix", "decode bf16 64 × 8k of one prefix", Decode(64, 8192 + 256, prefix=8192)),
     Row("range_prefix_b16", "decode bf16 16 × 2k of one prefix", Decode(16, 2048 + 256, prefix=2048)),
@@ -345,6 +354,7 @@ SMALL = (
     Row("small_documents", "prefill of documents, small", Functions(((40, 40),) * 2, 4, 2, 64, documents=16)),
     Row("small_t5", "prefill with T5's bias, small", Functions(((40, 40),) * 2, 4, 2, 64, documents=40, t5=True)),
     Row("small_tree", "tree of drafts, small", Tree(2, 60, 4, 2, 64, new=7)),
+    Row("small_mixed", "mixed, small", Mixed(((1, 21), (1, 40), (9, 21)), 4, 2, 64)),
     Row("small_prefill", "prefill, small", Prefill(((7, 7), (5, 21)), 4, 2, 64), goal=Goal("tflops", 0.0)),
 )
 

@@ -60,6 +60,16 @@ def pool(
     return kv.PagedKVCacheCollection(blocks, LENGTHS, table, max(NEW), 64, *quantized)
 
 
+def packed(group: int, rotation: int = 0, size: int = SIZE) -> Any:
+    """A collection as of :func:`pool` of 4-bit elements, with a scale and a zero per ``group`` of them."""
+    record, plain = kv.Record("u4", "f16", group, zero=True, rotation=rotation), pool(size=size)
+    outer = plain.blocks.shape[:-1]
+    blocks, scales = zeros(*outer, size // 2, dtype="u8"), zeros(*outer, 2 * size // group, dtype="f16")
+    return kv.PagedKVCacheCollection(
+        blocks, LENGTHS, plain.lookup_table, max(NEW), 64, scales=scales, record=record
+    )  # fmt: skip
+
+
 def latent(dtype: str = "bf16", size: int = 576, page: int = 64, scales: int = 0) -> Any:
     return pool(dtype, 1, size, page, scales, 1)
 
@@ -151,6 +161,8 @@ def of_attention() -> Calls:
         "f16": (pool("f16"), "f16"), "f32": (pool("f32"), "f32"), "d40": (pool(size=40), "bf16"),
         "d512": (pool(size=512), "bf16"), "group 1": (pool(heads=32), "bf16"), "page 5": (pool(page=5), "bf16"),
         "f8 of 64": (pool(F8, size=64), "bf16"),
+        "int4": (packed(128), "bf16"), "int4, groups of 64": (packed(64, 64), "bf16"),
+        "int4, groups of 32": (packed(32), "f16"), "int4 of 256": (packed(32, 16, 256), "bf16"),
     }  # fmt: skip
     for name, (c, dtype) in caches.items():
         rows, out = (zeros(TOKENS, 32, c.head_size, dtype=d) for d in (dtype, "bf16" if dtype == F8 else dtype))
@@ -187,7 +199,7 @@ def of_latent() -> Calls:
         prior = {"prior": (zeros(TOKENS, heads, 512, dtype="f32"), lse), "lse": lse}
         forms: dict[str, dict[str, Any]] = {
             "plain": {}, "sparse": listed, "window": {"window": 20}, "score": {"score": biased(heads)},
-            "mask": {"mask": mask}, "prior": prior, "simt": {"schedule": SIMT},
+            "mask": {"mask": mask}, "prior": prior, "simt": {"schedule": SIMT}, "tile": {"schedule": {"kind": "tile"}},
         }  # fmt: skip
         for name, form in list(forms.items())[: 2 if dtype in ("f16", "f32") else None]:
             yield f"mla {dtype}, {heads} heads, {name}", partial(attend, latent(dtype), 0, q, **form)
@@ -237,7 +249,9 @@ def of_others() -> Calls:
     ops, cache, lengths = kv.ops, pool(), LENGTHS.view(np.int32)
     q, rows, padded = zeros(TOKENS, 32, SIZE), zeros(TOKENS, HEADS, SIZE), zeros(BATCH, 3, 32, SIZE)
     keys, freqs, gamma = cache.get_key_cache(0), zeros(64, SIZE, dtype="f32"), zeros(SIZE, dtype="f32")
-    for name, c in {"": cache, " f8": pool(F8), " i8": pool("i8", scales=32), " d40": pool(size=40)}.items():
+    appended = {"": cache, " f8": pool(F8), " i8": pool("i8", scales=32), " d40": pool(size=40)}
+    appended |= {" int4": packed(128), " int4 of groups": packed(32), " int4, rotated": packed(64, 64)}
+    for name, c in appended.items():
         x = zeros(TOKENS, HEADS, c.head_size)
         yield f"append{name}", partial(ops.append, c, 0, x, x, OFFSETS)
     for c in (cache, pool(F8), pool(size=40)):
@@ -247,6 +261,8 @@ def of_others() -> Calls:
     for turned in ({"interleaved": False}, {"interleaved": True}):
         yield f"rope {turned}", partial(ops.rope, cache, 0, q, OFFSETS, freqs, **turned)
         yield f"rope_append {turned}", partial(rotated, **turned)
+    turned_u4 = partial(ops.rope_append, packed(128, 128), 0, q, rows, rows, OFFSETS, freqs)
+    yield "rope_append int4, rotated", partial(turned_u4, interleaved=False)
     yield "rope padded", partial(ops.rope_padded, cache, 0, padded, whole(BATCH), freqs)
     yield "store padded", partial(ops.store_padded, keys, padded[:, :, :HEADS], whole(BATCH))
     index = ops.IndexHeads(pool(heads=1), zeros(TOKENS, 4, SIZE), gamma, gamma)
@@ -255,6 +271,9 @@ def of_others() -> Calls:
     yield "radd", partial(ops.radd, cache, 0, zeros(TOKENS, 2 * HEADS * SIZE), OFFSETS)
     yield "iadd_2m", partial(ops.iadd_2m, cache, 0, zeros(2 * TOKENS, HEADS * SIZE), OFFSETS)
     yield "convert", partial(ops.convert, keys, pool(F8).get_key_cache(0))
+    yield "convert to int4", partial(ops.convert, keys, packed(64).get_key_cache(0))
+    yield "convert from int4", partial(ops.convert, packed(64).get_key_cache(0), keys)
+    yield "gather int4", partial(ops.gather, packed(64).get_key_cache(0), whole(BATCH, 4), OFFSETS)
     yield "copy_pages", partial(ops.copy_pages, cache, whole(2), whole(2) + 1)
     for name, c in {"": pool(), " to vLLM": foreign("L2NPHD")}.items():
         yield f"transfer_pages{name}", partial(ops.transfer_pages, cache, c, whole(2), whole(2), 0)

@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
+
 from kvarn import dispatch
 from kvarn.measure.attention_problem import TOLERANCE
 
@@ -57,6 +59,10 @@ def offers(problem: Any, schedule: Mapping[str, Any] | None = None) -> Iterator[
     yield Offer("kvarn", lambda: call_of(problem, schedule), tolerance)
     if getattr(row.shape, "prefix", 0) and schedule is None:
         yield Offer("kvarn, without shared=", lambda: _decode(problem, None, share=False), tolerance)
+    elif row.kind == "mixed" and schedule is None:
+        if problem.arrays.on_gpu:
+            yield Offer("kvarn, one kernel", lambda: call_of(problem, {"decode_threshold": 0}), tolerance)
+        yield Offer("kvarn, two calls", lambda: _two_calls(problem), tolerance)
     elif row.kind == "functions" and schedule is None:
         for who, make in _without_block_masks(problem):
             yield Offer(who, make, tolerance)
@@ -109,6 +115,24 @@ def _prefill(p: Any, schedule: Mapping[str, Any] | None) -> Callable[[int], Any]
     return lambda layer: kv.ops.attention(
         collection, layer, p.query, p.offsets, scale=p.scale, out=p.out, schedule=schedule
     )
+
+
+def _two_calls(p: Any) -> Callable[[int], Any]:
+    """The decodes of a mixed batch, then its prompts: each a call of its own."""
+    import kvarn as kv
+
+    decodes, calls = int((p.queries == 1).sum()), []
+    for part in (slice(decodes), slice(decodes, None)):  # decodes have one token each: sequences and tokens alike
+        new, lengths, lookup = p.queries[part], p.lengths[part], p.cached.pages.lookup[part]
+        of_part = p.cached.collection(lengths - new, int(new.max()), int(lengths.max()), lookup)
+        offsets = p.arrays.integers(np.concatenate([[0], new.cumsum()]))
+        calls.append((of_part, p.query[part], offsets, p.out[part]))
+
+    def call(layer: int) -> None:
+        for collection, query, offsets, out in calls:
+            kv.ops.attention(collection, layer, query, offsets, scale=p.scale, out=out)
+
+    return call
 
 
 def _mla(p: Any, schedule: Mapping[str, Any] | None) -> Callable[[int], Any]:
@@ -202,6 +226,7 @@ _CALLS = {
     "decode": _decode,
     "sources": _sources,
     "prefill": _prefill,
+    "mixed": _prefill,
     "mla": _mla,
     "append": _append,
     "gather": _gather,

@@ -186,7 +186,22 @@ def _fi_prefill(p: Any, fi: Any, workspace: Any) -> Iterator[Offer]:
         w.plan(p.offsets, *_paged(p), causal=True, q_data_type=p.query.dtype, kv_data_type=keys.dtype)
         return lambda layer: w.run(p.query, (keys[layer], values[layer]), out=p.out)
 
-    yield Offer("FlashInfer fa3", lambda: wrapper("fa3"), BF16)
+    if not is_fp8(p):  # its kernels for Hopper take 8-bit keys with queries of 8 bits alone
+        yield Offer("FlashInfer fa3", lambda: wrapper("fa3"), BF16)
+    if p.row.kind == "mixed":
+        yield Offer("FlashInfer fa2", lambda: wrapper("fa2"), FP8 if is_fp8(p) else BF16)
+        yield Offer("FlashInfer BatchAttention", lambda: _fi_mixed(p, fi), FP8 if is_fp8(p) else BF16)
+
+
+def _fi_mixed(p: Any, fi: Any) -> Callable[[int], Any]:
+    """The persistent kernel for batches of decodes and prompts, planned once."""
+    shape, pages, (keys, values) = p.row.shape, p.cached.pages, p.cached.parts
+    attention = fi.BatchAttention("NHD", p.arrays.device)
+    attention.plan(
+        p.offsets, pages.starts, pages.order, p.device_lengths, shape.query_heads, shape.heads, shape.size, shape.size,
+        shape.page, causal=True, sm_scale=p.scale, q_data_type=p.query.dtype, kv_data_type=keys.dtype,
+    )  # fmt: skip
+    return lambda layer: attention.run(p.query, (keys[layer], values[layer]), out=p.out, logits_soft_cap=0.0)
 
 
 def _fi_mla(p: Any, fi: Any, workspace: Any) -> Iterator[Offer]:
@@ -396,7 +411,7 @@ def _flex_over_pages(p: Any, seen: Any, causal: Any, biased: Any, found: dict[st
 
 
 _FLASHINFER: dict[str, Callable[..., Iterator[Offer]]] = {
-    "decode": _fi_decode, "append": _fi_append, "prefill": _fi_prefill, "mla": _fi_mla,
+    "decode": _fi_decode, "append": _fi_append, "prefill": _fi_prefill, "mixed": _fi_prefill, "mla": _fi_mla,
     "functions": _fi_functions, "tree": _fi_functions,
 }  # fmt: skip
 GROUPS: dict[str, Group] = {
@@ -414,12 +429,12 @@ _TAKES: dict[str, Callable[[Row], bool]] = {
         and not (row.kind == "mla" and of_8_bits(row))
         and not (row.kind == "functions" and not row.shape.documents)  # a custom score needs a custom kernel
     ),
-    "fa3": lambda row: row.kind in ("decode", "prefill") or (row.kind == "mla" and not of_8_bits(row)),
+    "fa3": lambda row: row.kind in ("decode", "prefill", "mixed") or (row.kind == "mla" and not of_8_bits(row)),
     "flashmla": lambda row: (
         row.kind == "mla" and row.shape.page == FLASHMLA_PAGE and not row.shape.rope and row.shape.query == row.dtype
     ),
     "vllm": lambda row: row.kind in ("append", "gather"),
-    "triton": lambda row: row.kind in ("decode", "prefill") and not getattr(row.shape, "window", 0),
+    "triton": lambda row: row.kind in ("decode", "prefill", "mixed") and not getattr(row.shape, "window", 0),
     "torch": lambda row: row.kind == "gather" or (row.kind == "append" and not row.shape.rope),
     "flex": lambda row: row.kind == "functions" or row.name in ("b16_c8k", "b64_c4k"),
 }

@@ -298,6 +298,7 @@ _PROBLEMS = {
     "gather": GatherProblem,
     "mla": MlaProblem,
     "prefill": PrefillProblem,
+    "mixed": PrefillProblem,
     "functions": FunctionsProblem,
     "tree": TreeProblem,
 }

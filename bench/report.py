@@ -62,7 +62,7 @@ def ceiling_of(row: Row) -> str:
         return row.goal.of
     if row.kind in ("decode", "sources", "tree"):
         return "read"
-    return "matmul" if row.kind in ("mla", "prefill", "functions") else "copy"
+    return "matmul" if row.kind in ("mla", "prefill", "mixed", "functions") else "copy"
 
 
 def share(record: Record, row: Row, ceilings: Ceilings) -> float | None:

@@ -16,12 +16,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from . import report
+from . import engine_rows, report
 from .cases import RANGE, TABLE, Row
 
 FOLDER = Path(__file__).with_name("results")
 # The kinds of rows of each suite; the suite ``range`` has the rows of more shapes.
-KINDS = {"decode": ("decode",), "append": ("append", "gather"), "mla": ("mla",), "prefill": ("prefill",)}
+KINDS = {
+    "decode": ("decode",), "append": ("append", "gather"), "mla": ("mla",), "prefill": ("prefill",),
+    "mixed": ("mixed",),
+}  # fmt: skip
 NAMES = (*KINDS, "range")
 # The rows of README.
 SHOWN = (
@@ -35,7 +38,10 @@ SHOWN = (
 )
 README = FOLDER.parents[1] / "README.md"
 BEGIN, END = "<!-- figures: begin -->", "<!-- figures: end -->"
-WORDS = {"decode fp8": "decode over fp8 caches", "decode bf16": "decode over bf16 caches", "append": "append"}
+WORDS = {
+    "decode fp8": "decode over fp8 caches", "decode bf16": "decode over bf16 caches", "append": "append",
+    "mixed bf16": "mixed batches", "mixed fp8": "mixed batches over fp8 caches",
+}  # fmt: skip
 
 
 def rows_of(name: str) -> tuple[Row, ...]:
@@ -161,6 +167,12 @@ def regenerated(folder: Path = FOLDER, results: Path = report.RESULTS, readme: P
     """The text of every page, and with a suite of RESULTS.md, of that file and of README."""
     files = (folder / f"{name}.json" for name in NAMES)
     pages = {file.with_suffix(".md"): page(file.stem, json.loads(file.read_text())) for file in files if file.is_file()}
+    engine = folder / "engine.json"
+    if engine.is_file():
+        document = json.loads(engine.read_text())
+        pages[engine.with_suffix(".md")] = engine_rows.page(
+            document, clocks_of(report.Results(document["records"]).machine)
+        )
     found = documents(folder)
     if not found:
         return pages

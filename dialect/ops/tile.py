@@ -16,7 +16,7 @@ from mlir import ir
 from .. import tile_layout, types, verify
 from ..base import Kv
 from ..dtypes import DType, by_mlir, f32
-from ..effects import CACHE, READ, Effect, EffectModel, Pure, ReadsMemory, WritesMemory
+from ..effects import CACHE, ELEMENTS, READ, WRITE, Effect, EffectModel, Pure, ReadsMemory, WritesMemory
 from ..ext import I1, I32, Operand, Result, infer_result
 from ..latent_layout import RowFormat
 from ..layout import CacheSpec, align_up
@@ -37,6 +37,12 @@ class _LoadsRows(EffectModel):
     """Reads a cache."""
 
     effects = (Effect(READ, CACHE),)
+
+
+class _StoresRows(EffectModel):
+    """Writes elements of a cache."""
+
+    effects = (Effect(WRITE, ELEMENTS),)
 
 
 def tile_of(value: ir.Value) -> ir.RankedTensorType | None:
@@ -230,6 +236,25 @@ class WarpAnyOp(Kv.Operation, name="warp_any", traits=[Pure]):
         return mask is not None and _vectors(self, [self.mask], mask.shape)
 
 
+class TileTransposeOp(Kv.Operation, name="tile_transpose", traits=[Pure]):
+    """The transpose of a tile. On GPUs only as operand A of products, which reads a tile in shared memory by columns.
+
+    With layouts, a tile that is ``shared`` becomes ``shared(transposed)``: the same memory under another name.
+    """
+
+    source: Operand[Any]
+    tile: Result[Any]
+
+    def verify_invariants(self) -> bool:
+        source = _tile(self, self.source, "the operand", 2)
+        tile = _tile(self, self.operation.results[0], "the result", 2)
+        if source is None or tile is None:
+            return False
+        layout = {None: None, SHARED: SHARED_TRANSPOSED}.get(layout_of(source), layout_of(source))
+        wanted = tile_type(source.shape[::-1], source.element_type, layout)
+        return tile == wanted or verify.fail(self, f"the result must be {wanted}, got {tile}")
+
+
 class TileReduceLanesOp(Kv.Operation, name="tile_reduce_lanes", traits=[Pure]):
     """Finish a reduction of ``kv.tile_reduce`` with ``kv.partial`` over the lanes that share a row."""
 
@@ -243,10 +268,10 @@ class TileReduceLanesOp(Kv.Operation, name="tile_reduce_lanes", traits=[Pure]):
 
 
 class DotOp(Kv.Operation, name="dot", traits=[Pure]):
-    """C + A B, accumulated in f32.
+    """C + A B, accumulated in f32; in i32 if A and B are of i8.
 
-    Operands: a tensor<MxKxT>; b tensor<KxNxT>, or tensor<NxKxT> with ``transpose_b``; c tensor<MxNxf32>, or zeros
-    without. The result is tensor<MxNxf32>. Passes choose the instruction and where A is read from. With
+    Operands: a tensor<MxKxT>; b tensor<KxNxT>, or tensor<NxKxT> with ``transpose_b``; c tensor<MxNxf32> (or i32), or
+    zeros without. The result is of c's type. Passes choose the instruction and where A is read from. With
     ``transpose_b``, A of f8E4M3FN may have 2K columns, which are two terms (``kv.tile_terms``) that both multiply B,
     and B may be f8E5M2.
     """
@@ -267,6 +292,11 @@ def same_type(op: Any, value: ir.Value) -> bool:
     return got == value.type or verify.fail(op, f"the result must be of the operand's type {value.type}, got {got}")
 
 
+def sums_of(element: ir.Type) -> ir.Type:
+    """The element type of a product's sums: i32 for i8, f32 for floats."""
+    return ir.F32Type.get(element.context) if _is_float(element) else ir.IntegerType.get_signless(32, element.context)
+
+
 def verify_dot(op: Any, a: ir.Value, b: ir.Value, c: ir.Value | None) -> bool:
     """Whether shapes and element types of a product match; also for its asynchronous form."""
     left, right = _tile(op, a, "a", 2), _tile(op, b, "b", 2)
@@ -283,10 +313,11 @@ def verify_dot(op: Any, a: ir.Value, b: ir.Value, c: ir.Value | None) -> bool:
         return verify.fail(
             op, f"a and b must share K = {left.shape[1]} and {left.element_type}, got {left} and {right}"
         )
-    if not _is_float(left.element_type):
-        return verify.fail(op, f"a and b must have a float element type, got {left.element_type}")
-    if list(result.shape) != [left.shape[0], n] or str(result.element_type) != "f32":
-        return verify.fail(op, f"the result must be {left.shape[0]} x {n} x f32, got {result}")
+    if not _is_float(left.element_type) and str(left.element_type) != "i8":
+        return verify.fail(op, f"a and b must have a float element type or i8, got {left.element_type}")
+    sums = sums_of(left.element_type)
+    if list(result.shape) != [left.shape[0], n] or result.element_type != sums:
+        return verify.fail(op, f"the result must be {left.shape[0]} x {n} x {sums}, got {result}")
     return c is None or c.type == result or verify.fail(op, f"c must have the result's type {result}, got {c.type}")
 
 
@@ -384,6 +415,39 @@ def verify_columns(op: Any, spec: CacheSpec, tile: ir.RankedTensorType, converte
             op, f"the tile must be whole boxes of a tiled descriptor, got {tile.shape[0]} rows and {op.descriptor.type}"
         )
     return True
+
+
+class TileStoreOp(Kv.Operation, name="tile_store", traits=[_StoresRows]):
+    """Write a tile to the tokens [first, first + rows) of a head of a cache without scales, converted to its elements.
+
+    Operands: cache, batch, head, first token; count, from which on tokens are not written; value, a float tile.
+    Attribute first_column, of the head dimension. Tokens without a page of the pool are not written.
+    """
+
+    cache: Operand[Any]
+    batch: Operand[I32]
+    head: Operand[I32]
+    first: Operand[I32]
+    count: Operand[I32]
+    value: Operand[Any]
+    first_column: ir.IntegerAttr
+
+    def verify_invariants(self) -> bool:
+        spec = verify.handle(self, self.operation.operands[0], ("cache",))
+        value = _tile(self, self.value, "the value", 2)
+        if spec is None or value is None:
+            return False
+        if spec.quantized or spec.dtype.bits < 8 or not spec.dtype.is_float:
+            return verify.fail(self, f"stores to caches of floats without scales, got {self.cache.type}")
+        if not _is_float(value.element_type):
+            return verify.fail(self, f"the value must have a float element type, got {value.element_type}")
+        first = verify.integer(self.first_column)
+        if first is None or not 0 <= first <= spec.head_size - value.shape[1]:
+            return verify.fail(
+                self,
+                f"columns must be within the head's {spec.head_size}, got {value.shape[1]} from {self.first_column} on",
+            )
+        return True
 
 
 class TileLoadRowsOp(Kv.Operation, name="tile_load_rows", traits=[ReadsMemory]):
@@ -486,7 +550,10 @@ class TileGatherOp(Kv.Operation, name="tile_gather", traits=[ReadsMemory]):
 
 
 class TileScatterOp(Kv.Operation, name="tile_scatter", traits=[WritesMemory]):
-    """Write elements of a buffer, the inverse of ``kv.tile_gather``. For equal indices, either element is written."""
+    """Write elements of a buffer, the inverse of ``kv.tile_gather``. For equal indices, either element is written.
+
+    With the unit attribute ``add``, elements are added to the buffer's, each atomically: for equal indices all are.
+    """
 
     value: Operand[Any]
     buffer: Operand[Any]
@@ -524,10 +591,16 @@ def tile_reduce(source: ir.Value, kind: str, axis: int) -> ir.Value:
     return TileReduceOp(source, ir.StringAttr.get(kind), i64_attr(axis), result).operation.results[0]
 
 
+def tile_transpose(source: ir.Value) -> ir.Value:
+    """The transpose of a tile."""
+    type_ = ir.RankedTensorType(source.type)
+    return TileTransposeOp(source, tile_type(type_.shape[::-1], type_.element_type)).operation.results[0]
+
+
 def dot(a: ir.Value, b: ir.Value, c: ir.Value | None = None, transpose_b: bool = False) -> ir.Value:
-    """C + A B in f32."""
+    """C + A B in f32, or in i32 for i8."""
     left, right = ir.RankedTensorType(a.type), ir.RankedTensorType(b.type)
-    result = tile_type([left.shape[0], right.shape[0 if transpose_b else 1]], ir.F32Type.get())
+    result = tile_type([left.shape[0], right.shape[0 if transpose_b else 1]], sums_of(left.element_type))
     return DotOp(a, b, ir.BoolAttr.get(transpose_b), result, c=c).operation.results[0]
 
 
@@ -612,6 +685,17 @@ def tile_gather(buffer: ir.Value, indices: Sequence[ir.Value], mask: ir.Value) -
     return TileGatherOp(buffer, mask, list(indices), result).operation.results[0]
 
 
-def tile_scatter(value: ir.Value, buffer: ir.Value, indices: Sequence[ir.Value], mask: ir.Value) -> None:
-    """Write the elements of a tile to a buffer."""
-    TileScatterOp(value, buffer, mask, list(indices))
+def tile_scatter(
+    value: ir.Value, buffer: ir.Value, indices: Sequence[ir.Value], mask: ir.Value, add: bool = False
+) -> None:
+    """Write the elements of a tile to a buffer, or add them atomically."""
+    op = TileScatterOp(value, buffer, mask, list(indices)).operation
+    if add:
+        op.attributes["add"] = ir.UnitAttr.get()
+
+
+def tile_store(
+    cache: ir.Value, batch: Any, head: Any, first: Any, count: Any, value: ir.Value, first_column: int = 0
+) -> None:
+    """Write a tile to tokens of a head."""
+    TileStoreOp(cache, as_i32(batch), as_i32(head), as_i32(first), as_i32(count), value, i64_attr(first_column))

@@ -17,6 +17,7 @@ from typing import Any
 
 import kvarn as kv
 from kvarn.dialect.dtypes import DType, f4e2m1, u4
+from kvarn.dsl import ptx
 
 _LOW, _HIGH = 0x000F000F, 0x00F000F0
 # Shifts to the left that move the sign of element j of a half word to bit 15, and its other bits to bits 9 to 11.
@@ -97,6 +98,15 @@ def _bits(word: int) -> int:
 def widened_columns(dtype: DType, word: Any) -> list[Any]:
     """A word with 16 bits of each of two tokens: per element of a token, the pair of both tokens' as f16."""
     return widened(dtype, word if dtype.packed else kv.prmt(word, 0, 0x3120))
+
+
+@kv.func
+def offsets(first: Any, second: Any) -> list[Any]:
+    """What two words (scale, zero) add to elements, zeros times scales: the rounded pair of f16, and its remainders."""
+    scales, zeros = kv.prmt(first, second, 0x5410), kv.prmt(first, second, 0x7632)
+    rounded = kv.bitcast(kv.bitcast(scales, kv.f16) * kv.bitcast(zeros, kv.f16), kv.i32)
+    text = "{ .reg .b32 x; neg.f16x2 x, $3; fma.rn.f16x2 $0, $1, $2, x; }"
+    return [rounded, ptx.instruction(text, "=r,r,r,r", [scales.ir, zeros.ir, rounded.ir], kv.i32)]
 
 
 def ones(value: float) -> int:

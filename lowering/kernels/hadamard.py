@@ -35,14 +35,13 @@ def between(values: list[Any], distance: int) -> list[Any]:
 
 def across(values: list[Any], distance: int, lane: Any) -> list[Any]:
     """A step between lanes at a distance, for each value or vector; every lane of a warp must take it."""
-    upper, found = (lane & distance) != 0, []
+    sign, found = kv.where((lane & distance) != 0, -1.0, 1.0), []
     for x in values:
         if isinstance(x, kv.Vector):
             parts = across([x[i] for i in range(len(x))], distance, lane)
             found.append(kv.from_lanes(parts, x.dtype))
         else:
-            other = kv.shuffle_xor(x, distance)
-            found.append(kv.where(upper, other - x, x + other))
+            found.append(kv.math.fma(x, sign, kv.shuffle_xor(x, distance)))
     return found
 
 

@@ -44,6 +44,8 @@ class DecodeConfig:
         Whether the kernel starts early (PDL).
     pair_alignment : int
         Alignment in bytes of two neighbouring elements of the output.
+    query_alignment : int
+        Alignment in bytes of 8 neighbouring elements of the query, over packed elements.
     padding : int
         Shared memory that a block leaves unused (:func:`_padding`).
     """
@@ -61,6 +63,7 @@ class DecodeConfig:
     early: int = 0
     programmatic: bool = True
     pair_alignment: int = 4
+    query_alignment: int = 1
     padding: int = 0
 
     @property
@@ -179,6 +182,11 @@ class DecodeConfig:
         return self.granules if self.spec.zero else 0
 
     @property
+    def zero_columns(self) -> int:
+        """Accumulators of a lane per 8 query rows for the sums of weights times zeros: four per four granules."""
+        return 4 * cdiv(self.zero_sums, 4)
+
+    @property
     def split_tiles(self) -> int:
         """Tiles per fixed split, unless the sequence has less than half of the most splits."""
         return max(self.split_size // self.tile, 1)
@@ -269,6 +277,14 @@ class DecodeConfig:
     def scale_chunk(self) -> int:
         """Bytes of a copy of scales."""
         return min(16, lowbit(4 * self.granules)) if self.spec.zero else 16
+
+    @property
+    def scale_prefetch(self) -> int:
+        """Bytes that a copy of scales with zeros prefetches to the L2: other warps read other sectors of its line.
+
+        Without it the memory reads these sectors one by one, half of its bursts for nothing.
+        """
+        return 128 if self.spec.zero else 0
 
     @property
     def l2_prefetch(self) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 from mlir import ir
 from mlir.dialects import arith
 
-from kvarn.dialect.dtypes import f32
+from kvarn.dialect.dtypes import DType, by_mlir, f32
 from kvarn.dialect.register_layout import COLUMN, ROW, RegisterLayout
 from kvarn.dsl import functional
 from kvarn.dsl.gpu import shuffle_xor
@@ -25,6 +25,7 @@ from kvarn.dsl.values import Value, where
 
 from .barriers import sync_consumers
 from .copy_groups import AWAITED
+from .ir import users
 from .threads import Threads, register_layout, shuffled
 
 SCATTERED = 3  # lane bits from which a reduce-scatter by shuffles pays: with fewer, its selects cost what it saves
@@ -37,12 +38,22 @@ def mark(op: ir.Operation, grouped: bool) -> None:
     """Mark an exchange if another op of its block, executed once per use, synchronizes all threads.
 
     Waits for tiles do if they are waits for cp.async groups (``grouped``), followed by a barrier; waits for an mbarrier
-    do not.
+    do not. A shared tile is read until its last use: an op between the tile and that use does not count.
     """
     if op.name in EXCHANGES:
-        others = (o.operation for o in op.block.operations if o.operation != op)
-        if any(_waits_for_all(other, grouped) for other in others):
+        every = [o.operation for o in op.block.operations]
+        own = every.index(op)
+        last = max((every.index(_in_block(user, op.block)) for user in users(op.results[0])), default=own)
+        reading = range(own, last + 1) if op.name == "kv.tile_share" else range(own, own + 1)
+        if any(_waits_for_all(other, grouped) for at, other in enumerate(every) if at not in reading):
             op.attributes[BETWEEN] = ir.UnitAttr.get()
+
+
+def _in_block(op: ir.Operation, block: ir.Block) -> ir.Operation:
+    """The op of a block that an op is, or is inside of."""
+    while op.block != block:
+        op = op.parent.operation
+    return op
 
 
 def _waits_for_all(op: ir.Operation, grouped: bool) -> bool:
@@ -81,6 +92,8 @@ class Fold:
     ----------
     combine : callable
         The reduction of two scalars.
+    dtype : DType
+        Of the elements, f32 or i32.
     threads : Threads
         With the division of warps of this tile.
     """
@@ -88,6 +101,7 @@ class Fold:
     axis: int
     combine: Callable[[ir.Value, ir.Value], ir.Value]
     threads: Threads
+    dtype: DType = f32
 
     @property
     def kept(self) -> int:
@@ -115,7 +129,9 @@ class Fold:
                 alike.append(bit)
                 continue
             upper = ((self.threads.lane >> bit) & 1) == 1
-            pairs = [(Value(a, f32), Value(b, f32)) for a, b in zip(values[::2], values[1::2], strict=True)]
+            pairs = [
+                (Value(a, self.dtype), Value(b, self.dtype)) for a, b in zip(values[::2], values[1::2], strict=True)
+            ]
             sent = [shuffle_xor(where(upper, low, high), 1 << bit) for low, high in pairs]
             kept = [where(upper, high, low) for low, high in pairs]
             values = [self.combine(a.ir, b.ir) for a, b in zip(kept, sent, strict=True)]
@@ -126,7 +142,7 @@ class Fold:
 
     def _over(self, value: ir.Value, bits: list[int]) -> ir.Value:
         for bit in bits:
-            value = self.combine(value, shuffle_xor(Value(value, f32), 1 << bit).ir)
+            value = self.combine(value, shuffle_xor(Value(value, self.dtype), 1 << bit).ir)
         return value
 
     def over_warps(
@@ -144,23 +160,25 @@ class Fold:
         number = self.threads.column_warp if self.axis == COLUMN else self.threads.row_warp
         with functional.when((lane & sum(1 << bit for bit in lanes.alike)) == 0):
             for value, at in zip(lanes.values, given, strict=True):
-                (place + (at * self.warps + number) * f32.itemsize).store(Value(value, f32))
+                (place + (at * self.warps + number) * f32.itemsize).store(Value(value, self.dtype))
         sync_consumers(self.threads)
         found = []
         for at in wanted:
             start = place + at * (self.warps * f32.itemsize)
             parts = [min(WIDEST, self.warps - first) for first in range(0, self.warps, WIDEST)]
-            numbers = [(start + WIDEST * f32.itemsize * i).load(f32, count) for i, count in enumerate(parts)]
+            numbers = [(start + WIDEST * f32.itemsize * i).load(self.dtype, count) for i, count in enumerate(parts)]
             found.append(functools.reduce(self.combine, [x.ir for some in numbers for x in some]))
         return found
 
 
 def fold_of(op: Any, axis: int, threads: Threads) -> Fold:
     """The fold of a ``kv.tile_reduce`` along an axis."""
-    return Fold(axis, _COMBINE[op.kind.value], threads)
+    element = ir.VectorType(op.source.type).element_type
+    return Fold(axis, _COMBINE[op.kind.value][str(element) != "f32"], threads, by_mlir(str(element)))
 
 
-_COMBINE = {"max": arith.maxnumf, "min": arith.minnumf, "add": arith.addf}
+# By kind: of floats and of integers.
+_COMBINE = {"max": (arith.maxnumf, arith.maxsi), "min": (arith.minnumf, arith.minsi), "add": (arith.addf, arith.addi)}
 
 
 # --- tiles whose warps divide rows differently -------------------------------------------------------
@@ -190,5 +208,7 @@ def among_rows(values: list[ir.Value], held: int, layout: RegisterLayout, thread
     own = len(values)
     if held == own:
         return values
-    which, zero = _which(held, layout, threads), arith.constant(ir.F32Type.get(), 0.0)
+    type_ = values[0].type
+    zero = arith.constant(type_, 0.0 if isinstance(type_, ir.FloatType) else 0)
+    which = _which(held, layout, threads)
     return [arith.select((which == n // own).ir, values[n % own], zero) for n in range(held)]

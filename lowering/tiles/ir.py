@@ -154,8 +154,12 @@ def users(value: ir.Value) -> list[ir.Operation]:
 
 
 def is_second_operand(value: ir.Value) -> bool:
-    """Whether a product reads a tile as B, of which every warp reads all rows."""
-    return any(use.owner.operation.name in ("kv.dot", "kv.dot_start") and use.operand_number == 1 for use in value.uses)
+    """Whether a product reads a tile as B, or as a transposed A, of which every warp reads all rows."""
+    return any(
+        (use.owner.operation.name in ("kv.dot", "kv.dot_start") and use.operand_number == 1)
+        or use.owner.operation.name == "kv.tile_transpose"
+        for use in value.uses
+    )
 
 
 class AtPoint:

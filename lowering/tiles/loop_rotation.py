@@ -61,6 +61,8 @@ def rotation_of(loop: ir.Operation) -> Rotation | None:
         return None
     while sums and (following := users(sums[-1].result)[0]).name != "scf.yield":
         sums.append(following)  # the product, its column, the addition to the carried sums
+    if any(_has_one_place(op.operation) for op in block.operations):
+        return None
     made = Rotation(loop, *dots, tuple(sums))
     inside = set(made.ops)
     needs = backward([dots[1]], inside.__contains__)
@@ -72,6 +74,13 @@ def rotation_of(loop: ir.Operation) -> Rotation | None:
     if weights is not None and weights.name == "kv.tile_share":  # in shared memory, which the next weights overwrite
         return None
     return made if _separates_stages(made) else None
+
+
+def _has_one_place(op: ir.Operation) -> bool:
+    """Whether an op writes or reads a tile in shared memory that has no stages: the next iteration overwrites it."""
+    if op.name == "kv.tile_share":
+        return any(use.operand_number != 0 for use in op.results[0].uses)
+    return op.name in ("kv.tile_unshare", "kv.tile_transpose")
 
 
 def _separates_stages(r: Rotation) -> bool:

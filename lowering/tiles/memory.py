@@ -19,12 +19,12 @@ from kvarn.dialect.dtypes import DType, bool_, by_mlir, i32, u32
 from kvarn.dialect.layout import cdiv
 from kvarn.dialect.ops.staging import PARTS
 from kvarn.dialect.ops.tile import TILE_COLUMN, number_of, stored_columns, stored_from
-from kvarn.dialect.register_layout import RegisterLayout
+from kvarn.dialect.register_layout import COLUMN, RegisterLayout
 from kvarn.dialect.shared_layout import CHUNK, SharedLayout
 from kvarn.dsl import functional, gpu as kv_gpu, math as kv_math, memory, ptx
 from kvarn.dsl.handles import Cache, Operand
 from kvarn.dsl.memory import SHARED, Pointer
-from kvarn.dsl.values import Value, vector, where
+from kvarn.dsl.values import Value, cast, vector, where
 from kvarn.lowering.index import const
 
 from . import mma as tile_mma
@@ -34,8 +34,8 @@ from .cache_rows import place_in_pool
 from .converted_copies import convert_rows
 from .copies import Staging, chunks_of, fits_pages, start_chunks, why_not_by_rows
 from .ir import BARRIER_BYTES, NO_PAGE, WARP, WARPGROUP, AtPoint, is_transposed, users
-from .products import words
-from .threads import Threads, buffer_of, elements, from_elements, register_layout, scalar, warp_of
+from .products import unpacked, words
+from .threads import Threads, buffer_of, elements, from_elements, held_as_words, register_layout, scalar, warp_of
 from .transposition import Transposition
 
 SWIZZLE_ROWS = 8  # the period of a swizzle
@@ -413,17 +413,20 @@ def store_rows(op: Any, place: Pointer, layout: SharedLayout, threads: Threads) 
     else:
         ptx.syncwarp()
     thread, count, _, rows = threads.own_rows(layout.rows) if together else (threads.lane, WARP, 0, 16)
-    with functional.loop(thread, rows * lanes, count) as i:
-        i = Value(i.ir, i32, nonneg=True)
-        row, at = i // lanes if together else threads.warp * 16 + i // lanes, AtPoint()
-        with functional.when(_condition(at, op.mask, row)):
-            indices = [scalar(at(x, row.ir)) for x in op.indices]
-            for first in chunks:
-                chunk = first + i % lanes
-                there = _stored(op, layout, chunk, first + lanes)
-                with contextlib.nullcontext() if there is True else functional.when(there):
-                    value = (place + layout.chunk_offset(row, chunk)).load(buffer.dtype, width)
-                    buffer.store(*indices, start + chunk * width, value=value)
+    repeated = range(0, layout.rows, rows if together else 16 * threads.warps)
+    for further in repeated:
+        with functional.loop(thread, rows * lanes, count) as i:
+            i = Value(i.ir, i32, nonneg=True)
+            row, at = i // lanes if together else threads.warp * 16 + i // lanes, AtPoint()
+            row = row + further if further else row
+            with functional.when(_condition(at, op.mask, row)):
+                indices = [scalar(at(x, row.ir)) for x in op.indices]
+                for first in chunks:
+                    chunk = first + i % lanes
+                    there = _stored(op, layout, chunk, first + lanes)
+                    with contextlib.nullcontext() if there is True else functional.when(there):
+                        value = (place + layout.chunk_offset(row, chunk)).load(buffer.dtype, width)
+                        buffer.store(*indices, start + chunk * width, value=value)
 
 
 def chunks_of_lanes(layout: SharedLayout) -> tuple[int, range]:
@@ -450,15 +453,16 @@ def rows_held(op: Any, layout: RegisterLayout, threads: Threads) -> tuple[list[i
 def store_registers(op: Any, layout: RegisterLayout, threads: Threads) -> None:
     """Write a tile from registers to rows of a buffer.
 
-    A thread writes two neighbouring f32, or four 16-bit elements. For a transposed tile it writes single f32; eight
-    lanes then have neighbouring elements.
+    A thread writes two neighbouring elements of 32 or 8 bits, or four of 16. For a transposed tile it writes single
+    elements; eight lanes then have neighbouring ones.
     """
-    buffer, values = buffer_of(op.buffer), elements(op.source)
+    buffer, tile = buffer_of(op.buffer), op.operation.attributes["kv.tile"].value
+    values = elements(unpacked(op.source) if held_as_words(tile) else op.source)
     column, first = layout.thread_offset(threads.lane, threads.warp)[1], stored_from(op)
     rank, stored = len(list(op.indices)) // len(list(op.masks)), stored_columns(op, layout.shape[1])
     places = {layout.register_offset(r): r for r in range(layout.registers)}
     threads = threads.split_like(layout)
-    wide, step = buffer.dtype.bits == 32, 2 * BLOCK_COLUMNS * threads.across
+    wide, step = buffer.dtype.bits != 16, 2 * BLOCK_COLUMNS * threads.across
     run = 2 if (0, 1) in layout.register_bases else 1  # neighbouring elements of a row that a thread has
     stack_columns = min((basis[1] for basis in layout.warp_bases if basis[1]), default=0)  # columns per stack
     for i, (row, mask) in enumerate(zip(layout.rows_a_thread, op.masks, strict=True)):
@@ -518,10 +522,46 @@ def _condition(at: AtPoint, mask: ir.Value, row: Value) -> Value:
 
 def stage_tile(value: ir.Value, tile: ir.Type, place: Pointer, layout: SharedLayout, threads: Threads) -> None:
     """Store an accumulator, converted to 16 bits, to shared memory; each warp its part."""
-    if is_transposed(tile):
+    if ir.RankedTensorType(tile).element_type.width != 16:
+        stage_elements(value, place, layout, register_layout(tile), threads)
+    elif is_transposed(tile):
         stage_transposed(words(value), place, layout, threads)
     else:
         stage_registers(value, place, layout, threads.split_like(register_layout(tile)))
+
+
+def places_held(
+    place: Pointer, layout: SharedLayout, held: RegisterLayout, threads: Threads
+) -> list[tuple[Pointer, range]]:
+    """(address, registers) of the neighbouring elements of a row that a thread has, in the order of the registers."""
+    row, column = held.thread_offset(threads.lane, threads.warp)
+    run, found = 2 if held.register_bases[:1] == ((0, 1),) else 1, []
+    for first in range(0, held.registers, run):
+        down, right = held.register_offset(first)
+        found.append((place + layout.offset(row + down, column + right), range(first, first + run)))
+    return found
+
+
+def stage_elements(
+    value: ir.Value, place: Pointer, layout: SharedLayout, held: RegisterLayout, threads: Threads
+) -> None:
+    """Store elements of any size from registers to shared memory."""
+    dtype, values = by_mlir(str(ir.VectorType(value.type).element_type)), elements(value)
+    for at, registers in places_held(place, layout, held, threads):
+        several = [Value(values[r], dtype) for r in registers]
+        at.store(vector(dtype, several) if len(several) > 1 else several[0])
+
+
+def read_tile(place: Pointer, layout: SharedLayout, tile: ir.Type, threads: Threads) -> ir.Value:
+    """Read a tile from shared memory to registers, 16-bit elements of accumulators by ldmatrix."""
+    held, element = register_layout(tile), ir.RankedTensorType(tile).element_type
+    if element.width == 16 and not is_transposed(tile) and held.warps_along(COLUMN) == 1:
+        return tile_mma.loaded(place, layout, threads, element)
+    dtype, found = by_mlir(str(element)), list[ir.Value]()
+    for at, registers in places_held(place, layout, held, threads):
+        read = at.load(dtype, len(registers))
+        found += [x.ir for x in read] if len(registers) > 1 else [read.ir]
+    return from_elements(found)
 
 
 def stage_transposed(fragments: list[ir.Value], place: Pointer, layout: SharedLayout, threads: Threads) -> None:
@@ -544,18 +584,20 @@ def stage_transposed(fragments: list[ir.Value], place: Pointer, layout: SharedLa
 
 
 def stage_registers(value: ir.Value, place: Pointer, layout: SharedLayout, threads: Threads, first: int = 0) -> None:
-    """Store 16 rows of a 16-bit accumulator per warp to shared memory, from column ``first`` of the registers on."""
+    """Store the rows of a 16-bit accumulator, 16 per warp at a time, from column ``first`` of the registers on."""
     fragments = words(value)[first // 4 :]
     if not threads.proxy:  # a target without wgmma may lack stmatrix
         tile_mma.store(fragments, place, layout, threads)
         return
     row, columns = threads.row_warp * 16 + (threads.lane & 15), layout.columns // threads.across
-    high = threads.lane >> 4
+    high, down = threads.lane >> 4, threads.stack * 16
     if threads.across > 1:  # warpgroups divide the columns into contiguous ranges
         high = high + threads.column_warp * (columns // 8)
-    for k in range(columns // 16):
-        chunk = high + 2 * k
-        ptx.stmatrix(place + layout.chunk_offset(row, chunk), [scalar(w) for w in fragments[4 * k : 4 * k + 4]])
+    for again in range(max(1, layout.rows // down)):
+        for k in range(columns // 16):
+            some = fragments[4 * (again * (columns // 16) + k) :][:4]
+            at = layout.chunk_offset(row + again * down if again else row, high + 2 * k)
+            ptx.stmatrix(place + at, [scalar(w) for w in some])
 
 
 def columns_of(layout: SharedLayout, columns: int) -> SharedLayout:
@@ -590,6 +632,27 @@ def load_registers(op: Any, layout: RegisterLayout, threads: Threads) -> ir.Valu
     return from_elements(found)
 
 
+def store_tokens(op: Any, layout: RegisterLayout, threads: Threads) -> None:
+    """``kv.tile_store``: each thread writes its own elements, converted, of tokens before ``count``."""
+    cache, values = handle_of(op.cache), elements(op.value)
+    source, dtype = by_mlir(str(values[0].type)), cache.spec.dtype
+    batch, head, first, count = (scalar(x) for x in (op.batch, op.head, op.first, op.count))
+    own_row, own_column = layout.thread_offset(threads.lane, threads.warp)
+    run = 2 if layout.register_bases[:1] == ((0, 1),) else 1
+    rows: dict[int, list[int]] = {}
+    for register in range(0, layout.registers, run):
+        rows.setdefault(layout.register_offset(register)[0], []).append(register)
+    for row, registers in rows.items():
+        token = first + own_row + row
+        with functional.when((token >= 0) & (token < count)):
+            page = cache.page(batch, token)
+            for register in registers:
+                several = [Value(values[register + i], source) for i in range(run)]
+                held = vector(source, several) if run > 1 else several[0]
+                column = own_column + (op.first_column.value + layout.register_offset(register)[1])
+                cache.store(batch, head, token, column, cast(held, dtype), page=page)
+
+
 # --- elements of buffers -------------------------------------------------------------------------------
 
 
@@ -614,7 +677,11 @@ def scatter(op: Any, value: ir.Value, owns: Value, registers: Sequence[int]) -> 
     indices = [elements(x) for x in op.indices]
     for r in registers:
         with functional.when(owns & _bool(masks[r])):
-            buffer[tuple(scalar(x[r]) for x in indices)] = Value(values[r], buffer.dtype)
+            place, element = tuple(scalar(x[r]) for x in indices), Value(values[r], buffer.dtype)
+            if "add" in op.operation.attributes:
+                memory.atomic_add(buffer, place, element)
+            else:
+                buffer[place] = element
 
 
 def _bool(value: ir.Value) -> Value:

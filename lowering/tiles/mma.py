@@ -24,7 +24,7 @@ from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.dialect.tile_layout import WARP_ROWS
 from kvarn.dsl import ptx
 from kvarn.dsl.memory import SHARED, Pointer
-from kvarn.dsl.values import Value, bitcast
+from kvarn.dsl.values import Value, bitcast, constant
 
 from .products import Product, words
 from .threads import Threads, elements, from_elements, scalar
@@ -39,7 +39,8 @@ TOGETHER_F32 = 4  # fragments of B whose sums are computed in parallel
 def fragments(place: Pointer, layout: SharedLayout, threads: Threads) -> list[list[Value]]:
     """A warp's fragments of operand A from shared memory, four words per k-step."""
     first = layout.steps(place, threads.warp * ROWS + (threads.lane & 15), threads.lane >> 4)
-    return [ptx.ldmatrix(layout.step(first, k)) for k in range(layout.columns // STEP)]
+    repeated = range(0, layout.rows, threads.warps * ROWS)
+    return [ptx.ldmatrix(layout.step(first, k, row)) for row in repeated for k in range(layout.columns // STEP)]
 
 
 def loaded(place: Pointer, layout: SharedLayout, threads: Threads, element: ir.Type) -> ir.Value:
@@ -51,18 +52,18 @@ def loaded(place: Pointer, layout: SharedLayout, threads: Threads, element: ir.T
 def multiply(product: Product, a: ir.Value, b: ir.Value, c: ir.Value | None, threads: Threads) -> ir.Value:
     """Multiply: ``a`` is a vector or a pointer to a tile, ``b`` a pointer; returns the thread's accumulator."""
     tile, threads = Pointer(b, SHARED), replace(threads, across=product.across)
+    dtype = i32 if product.element == "i8" else f32
     if c is None:
-        zero = arith.constant(ir.F32Type.get(), 0.0)
-        sums = [Value(zero, f32)] * product.accumulator.registers
+        sums = [constant(0, dtype)] * product.accumulator.registers
     else:
-        sums = [Value(x, f32) for x in elements(c)]
+        sums = [Value(x, dtype) for x in elements(c)]
     take = _of_f32 if product.element == "f32" else _of_16_bits
     take(product, a, tile, sums, threads)
     return from_elements([x.ir for x in sums])
 
 
 def _of_16_bits(product: Product, a: ir.Value, tile: Pointer, sums: list[Value], threads: Threads) -> None:
-    """Add a product of 16-bit operands to ``sums``, the thread's accumulator."""
+    """Add a product of 16-bit operands to ``sums``, the thread's accumulator; of i8 a k-step has twice the elements."""
     dtype, lane, layout, across = by_mlir(product.element), threads.lane, product.b, threads.across
     stacks, blocks = product.accumulator.repetitions[ROW], product.n // (COLUMNS * across)  # of this warp
     left = _left(product, a, threads)
@@ -72,7 +73,7 @@ def _of_16_bits(product: Product, a: ir.Value, tile: Pointer, sums: list[Value],
     else:
         high = lane >> 4
         first = layout.steps(tile, lane & 15, high if across == 1 else high + threads.column_warp * 2, across)
-    for k in range(product.k // STEP):
+    for k in range(product.k * dtype.bits // (STEP * 16)):
         own = [left(k, r) for r in range(stacks)]
         for n, block in enumerate(range(0, blocks, 2)):
             several = min(2, blocks - block)
@@ -83,7 +84,11 @@ def _of_16_bits(product: Product, a: ir.Value, tile: Pointer, sums: list[Value],
             for r in range(stacks):
                 for half in range(several):
                     at = 4 * (r * blocks + block + half)
-                    sums[at : at + 4] = ptx.mma_m16n8k16(own[r], w[2 * half : 2 * half + 2], sums[at : at + 4], dtype)
+                    right = w[2 * half : 2 * half + 2]
+                    if dtype.bits == 8:
+                        sums[at : at + 4] = ptx.mma_m16n8k32_i8(own[r], right, sums[at : at + 4])
+                    else:
+                        sums[at : at + 4] = ptx.mma_m16n8k16(own[r], right, sums[at : at + 4], dtype)
 
 
 def _left(product: Product, a: ir.Value, threads: Threads) -> Callable[[int, int], list[Value]]:

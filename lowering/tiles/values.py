@@ -17,7 +17,7 @@ from mlir.dialects import arith, vector as mlir_vector
 from kvarn.dialect import ops, types
 from kvarn.dialect.dtypes import bool_, by_mlir, f8e4m3, f32, i32
 from kvarn.dialect.ops.tile import SHARED, SHARED_TRANSPOSED, row_format
-from kvarn.dialect.register_layout import COLUMN, ROW
+from kvarn.dialect.register_layout import COLUMN, ROW, RegisterLayout
 from kvarn.dialect.shared_layout import CHUNK
 from kvarn.dialect.tile_layout import GROUP_WARPS
 from kvarn.dsl import functional, ptx
@@ -30,6 +30,7 @@ from . import (
     barriers,
     exchange as tile_exchange,
     fragments as tile_fragments,
+    lines as tile_lines,
     memory as tile_memory,
     mma as tile_mma,
     products as tile_products,
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
 
 RULES = Rules()  # by the name of the op
 ONES = 0x38383838  # four of e4m3
+TILES = ("kv.tile", "kv.tile2")  # attributes: the types of an op's tiles before they became vectors
 WEIGHTS = "kv.weights"  # on sums of weights that are converted in the same pass: the element type
 
 
@@ -109,7 +111,9 @@ def _negate(op: Any, d: Distribution) -> ir.Value:
     if not is_tile(op.operation.results[0]) or layout_of(type_) != SHARED:
         made = vector_type(type_) if is_tile(op.operation.results[0]) else type_
         return ir.Operation.create("arith.negf", [made], [value]).result
-    tile_memory.negate_rows(Pointer(value, SHARED_SPACE), shared_layout(type_), d.threads)
+    layout = shared_layout(type_)
+    threads = replace(d.threads, whole=d.threads.whole or layout.rows != WARPGROUP_ROWS * d.threads.consumers)
+    tile_memory.negate_rows(Pointer(value, SHARED_SPACE), layout, threads)
     return value
 
 
@@ -122,15 +126,17 @@ def _cast(op: Any, d: Distribution) -> ir.Value:
     given, wanted = ir.VectorType(operand.type).element_type, ir.RankedTensorType(result.type).element_type
     if given.width == 8 and wanted.width > 8:
         return ops.cast(operand, by_mlir(str(wanted)))
-    if str(given) != "f32" or str(wanted) != "f8E4M3FN":
-        fail(op, f"casts to {result.type}: to 8-bit elements only f32 to f8E4M3FN is there")
+    if str(given) != "f32":
+        fail(op, f"casts {given} to {wanted}, which GPUs do for f32 only: write kv.f32(x) first")
+    if str(wanted) != "f8E4M3FN":
+        return ops.cast(operand, by_mlir(str(wanted)))
     return tile_products.narrowed(operand) if held_as_words(result.type) else ops.cast(operand, f8e4m3)
 
 
 @RULES.lowers("kv.tile_reduce")
 def _reduce(op: Any, d: Distribution) -> ir.Value:
-    if str(ir.VectorType(op.source.type).element_type) != "f32":
-        fail(op, "reduces elements that are not f32, which GPUs do not do here: reduce kv.f32(x)")
+    if str(ir.VectorType(op.source.type).element_type) not in ("f32", "i32"):
+        fail(op, "reduces elements that are neither f32 nor i32, which GPUs do not do here: reduce kv.f32(x)")
     layout = register_layout(op.operation.attributes["kv.tile"].value)
     fold = tile_exchange.fold_of(op, op.axis.value, d.threads.split_like(layout))
     places = layout.place_registers(fold.kept)
@@ -197,6 +203,20 @@ def _share(op: Any, d: Distribution) -> ir.Value:
     d.threads.fence()
     barriers.sync_consumers(d.threads)
     return place.ir
+
+
+@RULES.lowers("kv.tile_unshare")
+def _unshare(op: Any, d: Distribution) -> ir.Value:
+    tile = op.operation.results[0].type
+    layout = shared_layout(op.operation.attributes["kv.tile"].value)
+    return tile_memory.read_tile(Pointer(op.source, SHARED_SPACE), layout, tile, d.threads)
+
+
+@RULES.lowers("kv.tile_transpose")
+def _transpose(op: Any, d: Distribution) -> ir.Value:
+    if layout_of(op.operation.results[0].type) != SHARED_TRANSPOSED:
+        fail(op, "transposes a tile that no product reads: only operands of products are transposed on GPUs")
+    return op.source  # the same memory
 
 
 @RULES.lowers("kv.tile_terms")
@@ -280,6 +300,83 @@ def _scatter(op: Any, d: Distribution) -> None:
     if alike and d.threads.stack > 1 and (layout.warps_along(ROW), layout.warps_along(COLUMN)) == (1, d.threads.across):
         first = first & (d.threads.row_warp == 0)
     tile_memory.scatter(op, value, first, range(layout.registers))
+
+
+@RULES.lowers("kv.tile_scan")
+def _scan(op: Any, d: Distribution) -> ir.Value:
+    lines = _lines(op.operation, 0, d)
+    kind, axis = op.kind.value, op.axis.value
+    return tile_lines.exchanged([lines], lambda: tile_lines.scan(lines[2], kind, axis, d.threads), d.threads)
+
+
+@RULES.lowers("kv.convert_layout")
+def _convert_layout(op: Any, d: Distribution) -> ir.Value:
+    value, layout, lines = _lines(op.operation, 0, d)
+    barriers.sync_consumers(d.threads)
+    lines.put(value, layout, d.threads)
+    barriers.sync_consumers(d.threads)
+    return lines.get(register_layout(op.operation.results[0].type), d.threads)
+
+
+@RULES.lowers("kv.tile_total")
+def _total(op: Any, d: Distribution) -> ir.Value:
+    value, layout, lines = _lines(op.operation, 0, d)
+    barriers.sync_consumers(d.threads)
+    lines.put(value, layout, d.threads)
+    barriers.sync_consumers(d.threads)
+    return tile_lines.total(lines, tile_exchange.fold_of(op, COLUMN, d.threads).combine, d.threads)
+
+
+@RULES.lowers("kv.tile_solve")
+def _solve(op: Any, d: Distribution) -> ir.Value:
+    both = [_lines(op.operation, number, d) for number in (0, 1)]
+    return tile_lines.exchanged(both, lambda: tile_lines.solve(both[0][2], both[1][2], d.threads), d.threads)
+
+
+def _lines(op: ir.Operation, number: int, d: Distribution) -> tuple[ir.Value, RegisterLayout, tile_lines.Lines]:
+    """An operand of an op along lines, its layout, and shared memory for it."""
+    tile = ir.RankedTensorType(op.attributes[TILES[number]].value)
+    layout, triangle = register_layout(tile), op.name == "kv.tile_solve" and number == 0
+
+    def allocate(size: int) -> Pointer:
+        with ir.InsertionPoint.at_block_begin(d.body):
+            return Pointer(ops.alloc_shared(size, CHUNK), SHARED_SPACE)
+
+    return op.operands[number], layout, tile_lines.lines_of(layout, tile.element_type, triangle, allocate)
+
+
+@RULES.lowers("kv.tile_slice")
+def _slice(op: Any, d: Distribution) -> ir.Value:
+    source = register_layout(op.operation.attributes["kv.tile"].value)
+    tile = register_layout(op.operation.results[0].type)
+    places = {source.register_offset(r): r for r in range(source.registers)}
+    first = op.first_row.value, op.first_column.value
+    wanted = [tuple(x + y for x, y in zip(tile.register_offset(r), first, strict=True)) for r in range(tile.registers)]
+    if any(at not in places for at in wanted):
+        rows, columns = source.extents[ROW], source.extents[COLUMN]
+        what = f"slices a tile of {source.shape[0]} x {source.shape[1]} from row {first[0]} and column {first[1]} on"
+        fail(op, f"{what}: on this target rows start at multiples of {rows}, columns at multiples of {columns}")
+    return shuffled(op.source, [places[at] for at in wanted])
+
+
+@RULES.lowers("kv.tile_concatenate")
+def _concatenate(op: Any, d: Distribution) -> ir.Value:
+    left, right = (register_layout(op.operation.attributes[name].value) for name in TILES)
+    tile = register_layout(op.operation.results[0].type)
+    places = {left.register_offset(r): r for r in range(left.registers)}
+    for r in range(right.registers):
+        row, column = right.register_offset(r)
+        places[row, column + left.shape[COLUMN]] = left.registers + r
+    wanted = [tile.register_offset(r) for r in range(tile.registers)]
+    if any(at not in places for at in wanted):
+        fail(op, "joins tiles whose columns the warps divide: on this target only tiles with all columns in each warp")
+    both = [*elements(op.left), *elements(op.right)]
+    return from_elements([both[places[at]] for at in wanted])
+
+
+@RULES.lowers("kv.tile_store")
+def _store(op: Any, d: Distribution) -> None:
+    tile_memory.store_tokens(op, register_layout(op.operation.attributes["kv.tile"].value), d.threads)
 
 
 # --- products ----------------------------------------------------------------------------------------

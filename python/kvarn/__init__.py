@@ -36,6 +36,7 @@ _LAZY = {
     "kvarn.ops.codes": ("Code",),
     "kvarn.errors": ("KernelError",),
     "kvarn.pipelines": ("pipeline",),
+    "kvarn.measure.autotune": ("autotune",),
     "kvarn.compilation.extensions": ("extend",),
     "kvarn.sanitizer.ownership": ("sanitize", "OwnershipError"),
     "kvarn.timeline.recording": ("tracing",),

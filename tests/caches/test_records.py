@@ -128,11 +128,18 @@ def test_single_elements_are_those_of_vectors() -> None:
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize(("group", "rotation"), [(128, 0), (64, 0), (32, 0), (128, 128), (128, 4), (32, 32)])
-def test_append_quantizes_as_numpy(place: str, group: int, rotation: int) -> None:
+@pytest.mark.parametrize(
+    ("group", "rotation", "heads"),
+    [
+        (128, 0, HEADS), (64, 0, HEADS), (32, 0, HEADS), (128, 128, HEADS), (128, 4, HEADS), (32, 32, HEADS),
+        (128, 128, 8), (64, 0, 8), (32, 32, 8), (128, 64, 5),
+    ],
+)  # fmt: skip
+def test_append_quantizes_as_numpy(place: str, group: int, rotation: int, heads: int) -> None:
+    """With more heads a thread has more elements, up to 32; 5 heads leave lanes of a warp without any."""
     rng, record, cached, new = np.random.default_rng(group), record_of(group, rotation), (5, 0, 20), (3, 1, 7)
-    found, offsets = collection_of(record, cached, new, rng), offsets_of(new)
-    key, value = (rng.standard_normal((11, HEADS, SIZE)).astype(ml_dtypes.bfloat16) for _ in range(2))
+    found, offsets = collection_of(record, cached, new, rng, heads=heads), offsets_of(new)
+    key, value = (rng.standard_normal((11, heads, SIZE)).astype(ml_dtypes.bfloat16) for _ in range(2))
     key[0], key[1], key[2] = 0, 5, 1e-6 * key[2]
     value[0, 0] *= 1e6  # beyond f16: scale and zero saturate
     value[1, 0, 7] = 300
@@ -225,6 +232,48 @@ def test_attention_reads_the_values_that_elements_stand_for(place: str, group: i
         kv.ops.append(found, 1, key, value, offsets)
         out = kv.ops.attention(found, 1, query, offsets, scale=SIZE**-0.5)
     np.testing.assert_allclose(out.astype(np.float64), attended(found, 1, query, offsets), atol=2e-2, rtol=1e-2)
+
+
+PROMPTS: dict[str, dict[str, Any]] = {
+    "a group per head": {},
+    "groups of 32, head of 64, pages of 8": {"group": 32, "size": 64, "page": 8},
+    "groups of 32, head of 96": {"group": 32, "size": 96},
+    "head of 256": {"size": 256},
+    "f16 queries, pages of 5": {"group": 64, "page": 5, "query": np.float16},
+    "few tokens of some sequences": {"schedule": {}},
+}
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_tiles_of_prompts_are_converted_from_packed_elements(name: str) -> None:
+    """The bar is that of 16-bit keys and weights: every product's operands are rounded to the query's type."""
+    case = {
+        "group": 128, "size": SIZE, "page": PAGE, "query": ml_dtypes.bfloat16, "schedule": {"kind": "tile"},
+        **PROMPTS[name],
+    }  # fmt: skip
+    rng, new, size = np.random.default_rng(3), (70, 1, 3), case["size"]
+    found = collection_of(record_of(case["group"]), (90, 0, 200), new, rng, size, page=case["page"])
+    offsets = offsets_of(new)
+    key, value, query = (
+        rng.standard_normal((int(offsets[-1]), n, size)).astype(case["query"]) for n in (HEADS, HEADS, 4 * HEADS)
+    )
+    out = np.full(query.shape, np.nan, query.dtype)
+    with kv.emulated("sm_90a"):
+        kv.ops.append(found, 1, key, value, offsets)
+        kv.ops.attention(found, 1, query, offsets, scale=size**-0.5, out=out, schedule=case["schedule"])
+    want = attended(found, 1, query, offsets)
+    assert np.sqrt(np.square(out.astype(np.float64) - want).mean()) < 2.0**-8
+    np.testing.assert_allclose(out.astype(np.float64), want, atol=3e-2, rtol=0)
+
+
+def test_tiles_refuse_rotated_heads_by_name() -> None:
+    found = collection_of(record_of(128, 128), (90,), (70,), np.random.default_rng(3))
+    query = np.zeros((70, 4 * HEADS, SIZE), ml_dtypes.bfloat16)
+    with (
+        kv.emulated("sm_90a"),
+        pytest.raises(kv.KernelError, match="u4 with zeros that is not rotated, got rotated heads"),
+    ):
+        kv.ops.attention(found, 1, query, offsets_of((70,)), scale=1.0, schedule={"kind": "tile"})
 
 
 DECODES: dict[str, dict[str, Any]] = {

@@ -107,7 +107,7 @@ func.func @dot(%x: tensor<64x128xbf16>, %x2: tensor<64x64xbf16>, %y: tensor<64x6
   "kv.dot"(%x, %x) {transpose_b = false} : (tensor<64x128xbf16>, tensor<64x128xbf16>) -> tensor<64x128xf32>
   // expected-error @below {{'kv.dot' op a and b must share K = 64 and bf16, got tensor<64x64xbf16> and tensor<64x64xf16>}}
   "kv.dot"(%x2, %y) {transpose_b = false} : (tensor<64x64xbf16>, tensor<64x64xf16>) -> tensor<64x64xf32>
-  // expected-error @below {{'kv.dot' op a and b must have a float element type, got i8}}
+  // expected-error @below {{'kv.dot' op the result must be 64 x 64 x i32, got tensor<64x64xf32>}}
   "kv.dot"(%x3, %x3) {transpose_b = false} : (tensor<64x64xi8>, tensor<64x64xi8>) -> tensor<64x64xf32>
   // expected-error @below {{'kv.dot' op the result must be 64 x 64 x f32, got tensor<64x32xf32>}}
   "kv.dot"(%x2, %x2) {transpose_b = false} : (tensor<64x64xbf16>, tensor<64x64xbf16>) -> tensor<64x32xf32>

@@ -212,6 +212,19 @@ func.func @sharing(%x: tensor<64x32xbf16, "mma:4x2">, %k: tensor<32x576xbf16, "s
   return
 }
 
+func.func @operands(%x: tensor<64x32xbf16, "shared">, %y: tensor<64x32xbf16>, %z: tensor<64x64xf32>, %v: tensor<64xi32>) {
+  %r = "kv.tile_unshare"(%x) : (tensor<64x32xbf16, "shared">) -> tensor<64x32xbf16, "wgmma">
+  %t = "kv.tile_transpose"(%x) : (tensor<64x32xbf16, "shared">) -> tensor<32x64xbf16, "shared(transposed)">
+  %u = "kv.tile_transpose"(%y) : (tensor<64x32xbf16>) -> tensor<32x64xbf16>
+  %p = "kv.tile_slice"(%y) {first_row = 16 : i64, first_column = 8 : i64} : (tensor<64x32xbf16>) -> tensor<16x16xbf16>
+  %s = "kv.tile_scan"(%z) {kind = "mul", axis = 1 : i64} : (tensor<64x64xf32>) -> tensor<64x64xf32>
+  %w = "kv.tile_scan"(%v) {kind = "add", axis = 0 : i64} : (tensor<64xi32>) -> tensor<64xi32>
+  %c = "kv.convert_layout"(%v) : (tensor<64xi32>) -> tensor<64xi32>
+  %n = "kv.tile_total"(%v) {kind = "max"} : (tensor<64xi32>) -> i32
+  %i = "kv.tile_solve"(%z, %z) : (tensor<64x64xf32>, tensor<64x64xf32>) -> tensor<64x64xf32>
+  return
+}
+
 func.func @tables(%x: tensor<256xf32, "spread:8">, %i: tensor<128xi32, "rows(wgmma)">) {
   %t = "kv.make_table"() {length = 256 : i64} : () -> !llvm.ptr<3>
   "kv.table_store"(%x, %t) {length = 256 : i64, pitch = 256 : i64, span = 256 : i64} : (tensor<256xf32, "spread:8">, !llvm.ptr<3>) -> ()

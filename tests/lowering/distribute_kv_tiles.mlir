@@ -585,9 +585,9 @@ gpu.module @kernels {
 
 gpu.module @kernels {
   gpu.func @integers(%out: memref<?xf32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>, kv.schedule = {consumers = 1 : i64}} {
-    %x = arith.constant dense<2> : tensor<64x64xi32, "wgmma">
-    // expected-error @below {{'kv.tile_reduce' op reduces elements that are not f32, which GPUs do not do here: reduce kv.f32(x)}}
-    %m = "kv.tile_reduce"(%x) {kind = "max", axis = 1 : i64} : (tensor<64x64xi32, "wgmma">) -> tensor<64xi32, "rows(wgmma)">
+    %x = arith.constant dense<2> : tensor<64x64xi16, "wgmma">
+    // expected-error @below {{'kv.tile_reduce' op reduces elements that are neither f32 nor i32, which GPUs do not do here: reduce kv.f32(x)}}
+    %m = "kv.tile_reduce"(%x) {kind = "max", axis = 1 : i64} : (tensor<64x64xi16, "wgmma">) -> tensor<64xi16, "rows(wgmma)">
     gpu.return
   }
 }

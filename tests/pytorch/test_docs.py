@@ -21,4 +21,4 @@ def test_code_of_the_page_runs_and_prints_what_it_says(tmp_path, capsys):
     file = tmp_path / "page.py"
     file.write_text("\n".join(blocks))
     runpy.run_path(str(file))
-    assert capsys.readouterr().out.splitlines() == [line[2:] for line in blocks[4].splitlines() if line[:3] == "# ["]
+    assert capsys.readouterr().out.splitlines() == [line[2:] for line in blocks[2].splitlines() if line[:3] == "# ["]

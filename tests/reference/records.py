@@ -20,10 +20,12 @@ def record_of(group: int, rotation: int = 0) -> kv.Record:
     return kv.Record("u4", "f16", group, zero=True, rotation=rotation)
 
 
-def collection_of(record: kv.Record, cached: Any, new: Any, rng: Any, size: int = SIZE, page: int = PAGE) -> Any:
+def collection_of(
+    record: kv.Record, cached: Any, new: Any, rng: Any, size: int = SIZE, page: int = PAGE, heads: int = HEADS
+) -> Any:
     """A collection of 4-bit elements with distinct pages in random order, and scales of NaN where nothing is cached."""
     totals = np.add(cached, new)
-    counts, heads = -(-totals // page), HEADS
+    counts = -(-totals // page)
     null = int(counts.sum()) + 1
     order = iter(rng.permutation(null).tolist())
     table = np.full((len(totals), layout.lookup_columns(int(totals.max()), page)), null, np.uint32)

@@ -32,6 +32,9 @@ from ..common import (
 )
 from .quantize import Quantizer
 
+WIDEST = 8  # elements of one load
+RESIDENT = 1024  # threads of a multiprocessor with 64 registers each
+
 
 @dataclass(frozen=True)
 class RowCopy:
@@ -125,30 +128,47 @@ def quantize_kernel(work: Work, rows: Rows, quantizer: Quantizer, halves: int, s
     ``scales`` are those of granules, if they are ``given``, or of the ``tensor``, or are computed (``""``).
     """
     heads, given = quantizer.spec.num_heads, scales == "given"
+    once = work.items <= work.step  # whether a thread has one item, which is read before its sequence is looked up
 
-    @kv.kernel
+    @kv.func
+    def place_of(item, token, sources, of_tensor):
+        """(place of an item, its heads, what the quantizer holds of them)."""
+        h, part, active = head_and_lane(item, heads, quantizer.threads)
+        of_heads = [DividedHead(Head(rows, x, token, h), of_tensor, n) for n, x in enumerate(sources)]
+        return (h, part, active), of_heads, [quantizer.read(head.read, part) for head in of_heads]
+
+    @kv.func
+    def write(cache, n, b, position, token, item, given_scale):
+        """Write keys (``n`` 0) or values of an item, as :func:`place_of` gives it."""
+        (h, part, active), of_heads, held = item
+        known = kv.f32(given_scale[token, h, part // quantizer.group.lanes]) if given else None
+        quantizer.write(cache, b, h, position, part, active, held[n], of_heads[n].read, known)
+
+    # Rotating takes about as long as reading: more warps with fewer registers each overlap them.
+    busy = quantizer.width > WIDEST and quantizer.spec.rotation
+    resident = RESIDENT // work.threads if busy else 0
+    of_blocks = kv.kernel(block=(work.threads, 1, 1), min_blocks=resident) if resident else kv.kernel
+
+    @of_blocks
     def append_quantized(collection, layer: kv.i32, row_offsets, key, value, key_scale, value_scale):
         begin(early)
         of_tensor = key_scale if scales == "tensor" else None
         caches = halves_of(collection, layer, halves)
         token, first = work.place()
         if (token < key.shape[0]) & (first < work.items):
+            sources, of_granules = (key, value)[:halves], (key_scale, value_scale)
+            held = place_of(first, token, sources, of_tensor) if once else None
             b, inside, i = sequence_of(row_offsets, token, key.shape[0])
             if inside:
                 position = collection.cache_length(b) + i
-                for item in range(first, work.items, work.step):
-                    h, part, active = head_and_lane(item, heads, quantizer.threads)
-                    sources = [
-                        DividedHead(Head(rows, x, token, h), of_tensor, n) for n, x in enumerate((key, value)[:halves])
-                    ]
-                    held = [quantizer.read(source.read, part) for source in sources]
+                if kv.static(once):
                     for n in kv.static(range(halves)):
-                        known = (
-                            kv.f32((key_scale, value_scale)[n][token, h, part // quantizer.group.lanes])
-                            if given
-                            else None
-                        )
-                        quantizer.write(caches[n], b, h, position, part, active, held[n], sources[n].read, known)
+                        write(caches[n], n, b, position, token, held, of_granules[n])
+                else:
+                    for item in range(first, work.items, work.step):
+                        held = place_of(item, token, sources, of_tensor)
+                        for n in kv.static(range(halves)):
+                            write(caches[n], n, b, position, token, held, of_granules[n])
 
     return append_quantized
 
@@ -162,7 +182,7 @@ def append(op: Any, at: Expansion) -> None:
     if spec.quantized:
         extents = (spec.head_size, spec.granularity)
         rows = Rows(vector_width(*extents, types=(dtype, spec.dtype)), row_alignment(at.op))
-        quantizer = Quantizer.of(spec, rows.width, at)
+        quantizer = Quantizer.of_rows(spec, rows.width, at)
         work = Work.of(at, whole_warps(at, spec.num_heads * quantizer.threads))
         of = "given" if op.key_scale is not None else "" if op.tensor_scales is None else "tensor"
         scales = {

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,13 +12,16 @@ from kvarn import dsl as kv
 from kvarn.dialect import codes
 from kvarn.dialect.dtypes import CODED, bounds, f16
 from kvarn.dialect.layout import CacheSpec
+from kvarn.dialect.records import MOST_ZERO
+from kvarn.dsl import ptx
 
 from .. import hadamard
 from ..base import Expansion
-from ..common import Group, converted, single
+from ..common import WARP, Group, converted, single
 
 _HELD = 16  # the most chunks that a thread has in registers
 _PACKED_BASES = -sum(0x4B400000 << 4 * i for i in range(8)) % 2**32  # less the bits of 1.5 * 2^23 in each place
+MOST_PACKED = 32  # packed elements of a thread: what it stores at once
 _SMALLEST = 2.0**-127  # the smallest scale with a finite reciprocal
 
 
@@ -43,6 +47,19 @@ class Quantizer:
         found = Quantizer(spec, width, group, at.target.is_host)
         return found if found.in_registers else Quantizer(spec, width, Group(1), at.target.is_host)
 
+    @staticmethod
+    def of_rows(spec: CacheSpec, width: int, at: Expansion) -> Quantizer:
+        """The quantizer for heads that are read in vectors of ``width`` elements, or of a multiple of it.
+
+        A thread has up to a copy's bytes of packed elements, 32: most of the work per token is done once per thread,
+        and fewer lanes share a group. It has fewer where a token's heads would not fill a warp.
+        """
+        if spec.packed and not at.target.is_host:
+            most = math.gcd(spec.granularity, MOST_PACKED)
+            while width < most and spec.num_heads * spec.head_size >= 2 * width * WARP:
+                width *= 2
+        return Quantizer.of(spec, width, at)
+
     @property
     def chunks(self) -> int:
         """Chunks of a granule per thread."""
@@ -50,8 +67,11 @@ class Quantizer:
 
     @property
     def in_registers(self) -> bool:
-        """Whether a thread keeps its chunks in registers from computing the scale until writing."""
-        return self.spec.head_size % self.spec.granularity == 0 and self.chunks <= _HELD
+        """Whether a thread keeps its chunks in registers from computing the scale until writing.
+
+        Those of packed elements always are: zeros and rotations need all of them.
+        """
+        return self.spec.head_size % self.spec.granularity == 0 and (self.spec.packed or self.chunks <= _HELD)
 
     @property
     def threads(self) -> int:
@@ -60,16 +80,9 @@ class Quantizer:
 
     @kv.func
     def read(self, read: Callable[[Any, int], Any], part: Any) -> list[Any]:
-        """The chunks of thread ``part`` of a head, rotated, if they are kept; ``read(d, n)`` gives n f32 elements.
-
-        Every thread of a warp must call it where blocks are rotated.
-        """
+        """The chunks of thread ``part`` of a head, if they are kept; ``read(d, n)`` gives n f32 elements."""
         first, step = self.first(part), self.group.lanes * self.width
-        found = [read(first + k * step, self.width) for k in kv.static(range(self.chunks if self.in_registers else 0))]
-        if not self.spec.rotation:
-            return found
-        lanes = self.group.lanes
-        return hadamard.of_vectors(found, self.spec.rotation, lanes, kv.lane_id() if lanes > 1 else None)
+        return [read(first + k * step, self.width) for k in kv.static(range(self.chunks if self.in_registers else 0))]
 
     @kv.func
     def first(self, part: Any) -> Any:
@@ -81,11 +94,14 @@ class Quantizer:
         self, cache: Any, b: Any, h: Any, position: Any, part: Any, active: Any, held: list[Any],
         read: Callable[[Any, int], Any], known: Any = None,
     ) -> None:  # fmt: skip
-        """Write the chunks of thread ``part`` of a head, and the scale: the granule's own or, if given, ``known``.
+        """Write the chunks of thread ``part`` of a head, rotated, and the scale: the granule's or, if given, ``known``.
 
         Every thread of a warp must call it; threads that are not ``active`` write nothing.
         """
         first, step, own = self.first(part), self.group.lanes * self.width, known is None
+        if self.spec.rotation:
+            lanes = self.group.lanes
+            held = hadamard.of_vectors(held, self.spec.rotation, lanes, kv.lane_id() if lanes > 1 else None)
         if self.spec.zero:
             self.write_with_zero(cache, b, h, position, part, active, held)
         elif self.in_registers:
@@ -126,24 +142,31 @@ class Quantizer:
             least, greatest = kv.math.min(least, x), kv.math.max(greatest, x)
         least = -self.group.max((-least).reduce("max"))
         greatest = self.group.max(greatest.reduce("max"))
+        least = kv.math.max(kv.math.min(least, MOST_ZERO), -MOST_ZERO)
         reach = kv.math.max((greatest - least) * (1.0 / self.spec.dtype.largest), kv.math.abs(least) * 2.0**-15)
         scale, in_cache = stored_scale(kv.math.min(reach, dtype.largest), self.spec)
         inverse = 1.0 / scale
-        zero = dtype(kv.math.max(kv.math.min(least * inverse, dtype.largest), -dtype.largest))
+        zero = dtype(least * inverse)
         if active:
             for k in kv.static(range(self.chunks)):
-                elements = self.elements(kv.math.fma(held[k], inverse, -kv.f32(zero)))
+                elements = self.elements(held[k], inverse, kv.f32(zero))
                 cache.store(b, h, position, first + k * step, single(elements))
             if part % self.group.lanes == 0:
                 cache.store_scale(b, h, position, first, kv.from_lanes([in_cache, zero], dtype))
 
     @kv.func
-    def elements(self, x: Any) -> Any:
-        """f32 values, a multiple of 8, rounded to 4-bit elements, as bytes of two."""
+    def elements(self, x: Any, inverse: Any, zero: Any) -> Any:
+        """f32 values, a multiple of 8, times a factor less the zero, rounded to 4-bit elements, as bytes of two."""
         # In a sum with this number an f32 is rounded to a whole one, in the sum's lowest bits.
-        base = 1.5 * 2**23
-        bits = kv.bitcast(kv.math.max(kv.math.min(x, self.spec.dtype.largest), 0.0) + base, kv.u32)
-        return self.packed(bits, _PACKED_BASES)
+        base, most = 1.5 * 2**23, self.spec.dtype.largest
+        if self.divides:
+            return self.packed(kv.bitcast(clamped(kv.math.fma(x, inverse, -zero), most) + base, kv.u32), _PACKED_BASES)
+        # GPUs saturate to 0 and 1 on the way, so a sixteenth is computed.
+        factor, less, codes = inverse * 0.0625, zero * -0.0625, []
+        for i in kv.static(range(self.width)):
+            part = kv.math.min(ptx.fma_saturated(x[i], factor, less), most / 16)
+            codes.append(kv.bitcast(kv.math.fma(part, kv.f32(16.0), kv.f32(base)), kv.u32))
+        return self.packed(codes, _PACKED_BASES)
 
     @kv.func
     def packed(self, codes: Any, base: int = 0) -> Any:
@@ -202,6 +225,12 @@ class Quantizer:
             data = encode(kv.from_lanes([quotients[n + i] for i in range(CODED)], kv.f32))
             lanes.extend([data[i] for i in range(self.spec.dtype.bits)])
         return kv.from_lanes(lanes, kv.u8)
+
+
+@kv.func
+def clamped(x: Any, most: float) -> Any:
+    """x, at least 0 and at most ``most``."""
+    return kv.math.max(kv.math.min(x, most), 0.0)
 
 
 @kv.func

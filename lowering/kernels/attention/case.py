@@ -228,6 +228,11 @@ class Division:
     few: Any
     many: bool
 
+    def exists(self, rows: Any) -> tuple[Any, Any]:
+        """Whether a sequence of ``rows`` rows has rows for the kernel, and for the other one."""
+        few, many = (rows > 0) & (rows <= self.few), rows > self.few
+        return (many, few) if self.many else (few, many)
+
     def kept(self, rows: Any, group: int = 1) -> Any:
         """The rows that the kernel has of a sequence of ``rows`` rows: ``group`` rows per new token."""
         few = rows <= self.few * group
@@ -261,14 +266,6 @@ def start_of(case, source, values, queries, b):
         count = kv.math.min(count, values.cache_length(b))
         return count - queries.length(b), count
     return count, at_most(count + queries.new_keys(b), source.token_capacity())
-
-
-@kv.func
-def place_of(case, source, values, queries, row):
-    """(sequence, absolute position, keys of the sequence) of a row."""
-    b = queries.sequence(row)
-    start, num_keys = start_of(case, source, values, queries, b)
-    return b, start + queries.token(b, row), num_keys
 
 
 @kv.func

@@ -23,7 +23,7 @@ from .arguments import AttentionArguments
 from .case import Case
 from .key_tiles import KeyTiles
 from .partials import LOWEST, finished, log_sum_exp, weight, with_prior
-from .queries import tiles_of_many
+from .queries import TilesOfMany, tiles_of_many
 from .specialisation import TileArguments, TileKernel
 
 MOST_SPLITS = 32  # one lane of a warp has the m and l of each
@@ -63,11 +63,12 @@ def split_of(least: int, low: Any, high: Any, max_splits: Any, split: Any) -> tu
 
 
 @kv.func
-def splits_of(t: TileArguments, tiles: Any) -> Any:
-    """The most splits per tile where a divided batch has a number of tiles."""
+def splits_of(t: TileArguments, many: TilesOfMany, heads: int) -> Any:
+    """The most splits per tile in a divided batch."""
     if t.most_split_tiles is None:
         return t.splits
-    return kv.math.clamp(quotient(t.most_split_tiles * t.splits, kv.math.max(tiles, 1)), 1, t.splits)
+    most = kv.where(many.alone, t.splits_alone, t.splits)
+    return kv.math.clamp(quotient(t.most_split_tiles * t.splits, kv.math.max(many.count * heads, 1)), 1, most)
 
 
 @kv.func
@@ -148,10 +149,14 @@ def combine_kernel(s: TileKernel, programmatic: bool = True) -> Any:
             combine_row(a, t, queries, tile, r, (number, head, b, base, row0, count), lane)
         else:
             many = tiles_of_many(queries, s.sequences, case.group, rows, WARPS)
-            t = replace(t, splits=splits_of(t, many.count * case.spec.num_heads))
-            if programmatic:
-                kv.griddepcontrol_wait()
-            for i in range(item, many.count * (case.spec.num_heads * rows), kv.grid_dim.x * WARPS):
+            t = replace(t, splits=splits_of(t, many, case.spec.num_heads))
+            items = many.count * (case.spec.num_heads * rows)
+            if programmatic:  # blocks without rows end at once, but for one, so that this kernel ends after the others
+                if items == 0:
+                    kv.griddepcontrol_launch_dependents()
+                if (kv.block_id.x * WARPS < items) | (kv.block_id.x == 0):
+                    kv.griddepcontrol_wait()
+            for i in range(item, items, kv.grid_dim.x * WARPS):
                 tile, r = i // rows, i % rows
                 b, base, row0, count = many.tile(many.count - 1 - tile // case.spec.num_heads)
                 number, head = many.number_in_batch(b, row0), tile % case.spec.num_heads

@@ -37,7 +37,7 @@ def launch(config: TileConfig, at: Expansion, op: Any, few: Ix | None = None) ->
     numbered = config.case.padded or a.block_mask is not None or a.lists is not None
     most = None if numbered else at.schedule.get("max_queries")
     tiles, multiprocessors = tiles_of(op, at, config.case.group, config.rows, most), at.device("multiprocessors")
-    splits = most_split_tiles = None
+    splits = alone = most_split_tiles = None
     if config.splits != 1:
         # A lower bound of the tiles that contain rows. In a divided batch most sequences are assumed to have few rows,
         # one each, and so no tile.
@@ -61,9 +61,11 @@ def launch(config: TileConfig, at: Expansion, op: Any, few: Ix | None = None) ->
             if few is not None:  # multiprocessors are free for tiles at different times: several short ones each
                 waves = slots * by_bits("divided_waves", at.target, config.case.spec.converted) // filled
                 waves = waves.least(longest // least).least(at.constant(measured("splits_by_shape", at.target)))
-                splits = splits.greatest(few.least(1) * waves)
+                alone, splits = splits, splits.greatest(few.least(1) * waves)
                 most_split_tiles = (filled * 2).least(tiles * config.case.spec.num_heads)
-    t = TileArguments(tiles, *descriptors(config, at, a), splits=splits, most_split_tiles=most_split_tiles)
+    t = TileArguments(
+        tiles, *descriptors(config, at, a), splits=splits, splits_alone=alone, most_split_tiles=most_split_tiles
+    )
     for column_range in config.column_ranges:
         _launch_columns(config, column_range, at, a, t, most)
 

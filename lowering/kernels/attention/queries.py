@@ -41,9 +41,13 @@ class RaggedQueries:
     def sequences(self) -> Any:
         return self.offsets.shape[0] - 1
 
+    def whole_length(self, b: Any) -> Any:
+        """Rows of a sequence, whichever kernel has them."""
+        return kv.math.max(self.base(b + 1) - self.base(b), 0)
+
     def length(self, b: Any) -> Any:
         """Rows of a sequence."""
-        rows = kv.math.max(self.base(b + 1) - self.base(b), 0)
+        rows = self.whole_length(b)
         return rows if self.division is None else self.division.kept(rows)
 
     def new_keys(self, b: Any) -> Any:
@@ -139,8 +143,11 @@ class PaddedQueries:
     def sequences(self) -> Any:
         return self.lengths.shape[0]
 
+    def whole_length(self, b: Any) -> Any:
+        return kv.math.clamp(self.lengths[b], 0, self.width)
+
     def length(self, b: Any) -> Any:
-        rows = kv.math.clamp(self.lengths[b], 0, self.width)
+        rows = self.whole_length(b)
         return rows if self.division is None else self.division.kept(rows)
 
     def new_keys(self, b: Any) -> Any:
@@ -184,6 +191,17 @@ class PaddedQueries:
 Queries = RaggedQueries | PaddedQueries
 
 
+@kv.func
+def classes(queries: Queries) -> tuple[Any, Any]:
+    """Whether this kernel has rows of a divided batch, and whether the other one has; all lanes of a warp ask."""
+    own, others = kv.bool(False), kv.bool(False)
+    for base in range(0, queries.sequences, 32):
+        b = kv.math.min(base + kv.lane_id(), queries.sequences - 1)
+        of_own, of_others = queries.division.exists(queries.whole_length(b))
+        own, others = own | of_own, others | of_others
+    return kv.ballot(own) != 0, kv.ballot(others) != 0
+
+
 @dataclass(frozen=True)
 class TilesOfMany:
     """The tiles of rows of a divided batch, numbered over the sequences that the kernel computes alone.
@@ -197,6 +215,8 @@ class TilesOfMany:
         Tiles of the sequences before each sequence.
     count : i32
         Tiles of all sequences.
+    alone : bool
+        Whether the other kernel has no sequence.
     """
 
     queries: Queries
@@ -204,6 +224,7 @@ class TilesOfMany:
     size: int
     table: Any
     count: Any
+    alone: Any
 
     @kv.func
     def tile(self, number: Any) -> tuple[Any, Any, Any, Any]:
@@ -227,8 +248,10 @@ def tiles_of_sequence(queries, group, size, b):
 @kv.func
 def tiles_of_many(queries, most, group, size, warps):
     """The tiles of a divided batch of up to ``most`` sequences, which a block of ``warps`` warps counts."""
-    table, count = sums_before(partial(tiles_of_sequence, queries, group, size), queries.sequences, most, warps)
-    return TilesOfMany(queries, group, size, table, count)
+    own, others = classes(queries)
+    batch = kv.where(own, queries.sequences, 0)  # a kernel without rows ends at once
+    table, count = sums_before(partial(tiles_of_sequence, queries, group, size), batch, most, warps)
+    return TilesOfMany(queries, group, size, table, count, ~others)
 
 
 def new_keys(queries: Queries, b: Any) -> Any:

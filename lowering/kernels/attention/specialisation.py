@@ -139,6 +139,8 @@ class TileArguments:
         Partial results of splits: outputs, and (m, l).
     splits : i32
         The most splits per tile.
+    splits_alone : i32
+        The most splits per tile of a batch that could be divided where the other kernel has no sequence.
     most_split_tiles : i32
         Tiles for whose splits the partial results have room. With more tiles there are fewer splits.
     queue : i8 [4]
@@ -151,5 +153,6 @@ class TileArguments:
     partials: Any = None
     ends: Any = None
     splits: Any = None
+    splits_alone: Any = None
     most_split_tiles: Any = None
     queue: Any = None

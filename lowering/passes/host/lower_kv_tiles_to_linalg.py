@@ -26,6 +26,7 @@ from kvarn.dialect.dtypes import by_mlir
 from kvarn.dialect.layout import CacheSpec, lowbit
 from kvarn.dialect.ops.tile import row_format, stored_from
 from kvarn.dsl.handles import Cache, Operand
+from kvarn.dsl.memory import atomic_add
 from kvarn.dsl.values import Value, Vector, cast as kv_cast
 from kvarn.lowering.index import as_index, const
 from kvarn.lowering.kernels.attention.case import column_vectors
@@ -36,6 +37,7 @@ from kvarn.lowering.tiles.cache_rows import load_width, place_in_pool, read_rope
 from kvarn.lowering.tiles.ir import HIDES, constant_int, element, is_tile, shape, splat_of, tiled, users
 from kvarn.lowering.tiles.threads import buffer_of
 
+MOST_EXACT = 1 << 10  # products of i8 whose sum is exact in f32
 LANES = 16  # elements of a row per load
 # By kind of reduction: the op for floats and for integers.
 _FOLDS = {"max": (arith.maxnumf, arith.maxsi), "min": (arith.minnumf, arith.minsi), "add": (arith.addf, arith.addi)}
@@ -121,6 +123,11 @@ def lower_broadcast(op: Any) -> ir.Value:
     return generic(op.tile.type, [op.source], [projected(2, op.dimension.value)], lambda x: x)
 
 
+@rules.lowers("kv.tile_transpose")
+def lower_transpose(op: Any) -> ir.Value:
+    return generic(op.tile.type, [op.source], [projected(2, 1, 0)], lambda x: x)
+
+
 @rules.lowers("tensor.splat")
 def lower_splat(op: Any) -> ir.Value:
     return filled(op.operation.results[0].type, op.operation.operands[0])
@@ -157,7 +164,12 @@ def lower_reduce(op: Any) -> ir.Value:
 def lower_dot(op: Any) -> ir.Value:
     type_, f32 = op.result_.type, ir.F32Type.get()
     a, b = widened(op.a), widened(op.b)
-    c = filled(type_, arith.constant(f32, 0.0)) if op.c is None else op.c
+    integers = str(element(op.result_)) != "f32"
+    if integers:  # f32 holds the sums exactly
+        if shape(op.a)[1] > MOST_EXACT:
+            fail(op.operation, f"sums more than {MOST_EXACT} products of i8: divide K")
+        type_ = ir.RankedTensorType.get(shape(op.result_), f32)
+    c = filled(type_, arith.constant(f32, 0.0)) if op.c is None or integers else op.c
     right = projected(3, 1, 2) if op.transpose_b.value else projected(3, 2, 1)
     maps = [projected(3, 0, 2), right, projected(3, 0, 1)]
     product = linalg.MatmulOp(
@@ -169,7 +181,11 @@ def lower_dot(op: Any) -> ir.Value:
         linalg.YieldOp([arith.addf(z, arith.mulf(x, y))])
     if HIDES in op.operation.attributes:
         product.operation.attributes[HIDES] = ir.UnitAttr.get()
-    return product.results[0]
+    if not integers:
+        return product.results[0]
+    i32 = ir.IntegerType.get_signless(32)
+    made = elementwise(op.result_.type, product.results[0], lambda x: arith.fptosi(i32, x))
+    return made if op.c is None else arith.addi(made, op.c)
 
 
 # --- memory ----------------------------------------------------------------------------------------
@@ -234,7 +250,8 @@ def lower_load(op: Any) -> ir.Value:
     low = None
     if constant_int(op.begin) != 0:
         low = arith.maxsi(arith.minsi(arith.subi(op.begin, first.ir), exist), const(0))
-    step = tokens_a_page(spec, rows) if op.lists is None else 1
+    anywhere = op.lists is not None or any(u.name == "kv.tile_concatenate" for u in users(op.tile))
+    step = 1 if anywhere else tokens_a_page(spec, rows)
     pages = arith.divui(arith.addi(exist, const(step - 1)), const(step))
     with loop(pages, empty(type_), first=0 if low is None else arith.divui(low, const(step))) as (n, outer):
         here = n * step
@@ -363,8 +380,112 @@ def lower_scatter(op: Any) -> None:
     with elements(shape(op.value)) as (at, _):
         branch = scf.IfOp(tensor.extract(op.mask, at))
         with ir.InsertionPoint(branch.then_block):
-            buffer[tuple(_at(op.indices, *at))] = Value(tensor.extract(op.value, at), buffer.dtype)
+            place, value = tuple(_at(op.indices, *at)), Value(tensor.extract(op.value, at), buffer.dtype)
+            if "add" in op.operation.attributes:
+                atomic_add(buffer, place, value)
+            else:
+                buffer[place] = value
             scf.yield_([])
+
+
+@rules.lowers("kv.tile_store")
+def lower_store(op: Any) -> None:
+    cache, (rows, columns) = Cache(op.cache, types.spec_of(op.cache.type)), shape(op.value)
+    source = by_mlir(str(element(op.value)))
+    batch, head, first, count = (Value(x, by_mlir("i32")) for x in (op.batch, op.head, op.first, op.count))
+    exist = arith.maxsi(arith.minsi((count - first).ir, const(rows)), const(0))
+    with loop(exist) as (row, _):
+        page = cache.page(batch, first + row)
+        for column, width in column_vectors(columns, LANES):
+            value: Any = _elements_of(op.value, as_index(row.ir), column, width)
+            value = Vector(value, source, width) if width > 1 else Value(value, source)
+            at = op.first_column.value + column
+            cache.store(batch, head, first + row, at, kv_cast(value, cache.spec.dtype), page=page)
+
+
+def _elements_of(tile: ir.Value, row: ir.Value, column: int, width: int) -> ir.Value:
+    """Some elements of a row of a tile: a vector, or a scalar."""
+    place = [row, arith.constant(ir.IndexType.get(), column)]
+    if width == 1:
+        return tensor.extract(tile, place)
+    type_ = ir.VectorType.get([width], element(tile))
+    padding = arith.constant(element(tile), 0.0 if isinstance(element(tile), ir.FloatType) else 0)
+    minor = ir.AffineMap.get_minor_identity(2, 1)
+    return vector.transfer_read(type_, tile, place, minor, padding, [True])
+
+
+# --- lines and parts ---------------------------------------------------------------------------------
+
+
+@rules.lowers("kv.tile_slice")
+def lower_slice(op: Any) -> ir.Value:
+    (rows, columns), first = shape(op.tile), (op.first_row.value, op.first_column.value)
+    with loop(rows, empty(op.tile.type)) as (row, carried):
+        for column, width in column_vectors(columns, LANES):
+            found = _elements_of(op.source, as_index((row + first[0]).ir), first[1] + column, width)
+            carried[0] = inserted(found, carried[0], as_index(row.ir), arith.constant(ir.IndexType.get(), column))
+    return carried[0]
+
+
+@rules.lowers("kv.tile_concatenate")
+def lower_concatenate(op: Any) -> ir.Value:
+    with loop(shape(op.tile)[0], empty(op.tile.type)) as (row, carried):
+        at, behind = as_index(row.ir), 0
+        for part in (op.left, op.right):
+            for column, width in column_vectors(shape(part)[1], LANES):
+                found = _elements_of(part, at, column, width)
+                carried[0] = inserted(found, carried[0], at, arith.constant(ir.IndexType.get(), behind + column))
+            behind += shape(part)[1]
+    return carried[0]
+
+
+@rules.lowers("kv.tile_scan")
+def lower_scan(op: Any) -> ir.Value:
+    type_ = element(op.result_)
+    fold = {("add", True): arith.addf, ("add", False): arith.addi, ("mul", True): arith.mulf}
+    combine = fold.get((op.kind.value, isinstance(type_, ir.FloatType)), arith.muli)
+    axis, extents = op.axis.value, shape(op.source)
+    others = [n for dimension, n in enumerate(extents) if dimension != axis]
+    tile = copied(op.source)
+
+    def along(line: list[ir.Value], tile: ir.Value) -> ir.Value:
+        with loop(extents[axis], tile, first=1) as (n, carried):
+            at, before = [*line], [*line]
+            at.insert(axis, as_index(n.ir))
+            before.insert(axis, as_index((n - 1).ir))
+            made = combine(tensor.extract(carried[0], before), tensor.extract(carried[0], at))
+            carried[0] = tensor.insert(made, carried[0], at)
+        return carried[0]
+
+    if not others:
+        return along([], tile)
+    with loop(others[0], tile) as (line, outer):
+        outer[0] = along([as_index(line.ir)], outer[0])
+    return outer[0]
+
+
+@rules.lowers("kv.tile_total")
+def lower_total(op: Any) -> ir.Value:
+    fold = _FOLDS[op.kind.value][0 if isinstance(element(op.source), ir.FloatType) else 1]
+    first = tensor.extract(op.source, [arith.constant(ir.IndexType.get(), 0)])
+    with loop(shape(op.source)[0], first, first=1) as (i, carried):
+        carried[0] = fold(carried[0], tensor.extract(op.source, [as_index(i.ir)]))
+    return carried[0]
+
+
+@rules.lowers("kv.tile_solve")
+def lower_solve(op: Any) -> ir.Value:
+    rows, columns = shape(op.right)
+    with loop(rows, copied(op.right)) as (i, outer):
+        with loop(i.ir, outer[0]) as (j, inner):
+            factor = tensor.extract(op.lower, [as_index(i.ir), as_index(j.ir)])
+            for column, width in column_vectors(columns, LANES):
+                above, own = (_elements_of(inner[0], as_index(x.ir), column, width) for x in (j, i))
+                by = vector.broadcast(ir.VectorType.get([width], factor.type), factor) if width > 1 else factor
+                made = arith.subf(own, arith.mulf(by, above))
+                inner[0] = inserted(made, inner[0], as_index(i.ir), arith.constant(ir.IndexType.get(), column))
+        outer[0] = inner[0]
+    return outer[0]
 
 
 # --- the whole -------------------------------------------------------------------------------------

@@ -182,12 +182,22 @@ class Nest:
                 if not isinstance(operand.type, ir.MemRefType):
                     values[argument] = operand
                 else:
-                    lanes = width if self.inner in self.dims[i] else 0
-                    values[argument] = load(operand, [at[d] for d in self.dims[i]], lanes, argument.type)
+                    values[argument] = self._loaded(i, at, width if self.inner in self.dims[i] else 0, argument.type)
         for op in self.body:
             self._cloned(op, at, width, values)
         result = self.end.operands[0]
         return values.get(result, result)
+
+    def _loaded(self, number: int, at: list[ir.Value], lanes: int, type_: ir.Type) -> ir.Value:
+        """Elements of an operand; of a transposed one, whose inner dimension is not the last, one after the other."""
+        operand, dims = self.operands[number], self.dims[number]
+        if not lanes or dims[-1] == self.inner:
+            return load(operand, [at[d] for d in dims], lanes, type_)
+        several = []
+        for lane in range(lanes):
+            place = [plus(at[d], lane) if d == self.inner else at[d] for d in dims]
+            several.append(load(operand, place, 0, type_))
+        return vector.from_elements(vector_of(lanes, several[0].type), several)
 
     def _cloned(self, op: ir.Operation, at: list[ir.Value], width: int, values: dict[ir.Value, ir.Value]) -> None:
         if op.name == "linalg.index":

@@ -45,7 +45,7 @@ from kvarn.lowering.variables import declare_variable, note_texts, number_of, va
 
 from .lower_kv_access import in_page
 
-_TILES = {c.OPERATION_NAME for c in (kv.LoadTileOp, kv.StoreTileOp, kv.TileLoadOp)}
+_TILES = {c.OPERATION_NAME for c in (kv.LoadTileOp, kv.StoreTileOp, kv.TileLoadOp, kv.TileStoreOp)}
 _WATCHED = layout.KINDS
 _BY_ADDRESS = {"llvm.load": 0, "llvm.store": 1, "llvm.atomicrmw": 0}  # the index of the address operand
 _ADDRESSES = {c.OPERATION_NAME for c in (kv.BlockPtrOp, kv.ScaleBlockPtrOp)}
@@ -284,6 +284,10 @@ class Kernel:
             base, rows = scalar(found.first), ir.RankedTensorType(found.tile.type).shape[0]
             begin, end = scalar(found.begin) - base, scalar(found.count) - base
             begin, end = where(begin > 0, begin, 0), where(end < rows, end, rows)
+        elif op.name == kv.TileStoreOp.OPERATION_NAME:
+            base, rows = scalar(found.first), ir.RankedTensorType(found.value.type).shape[0]
+            begin, end = i32(0), scalar(found.count) - base
+            end = where(end < rows, end, rows)
         else:
             base, begin, end = scalar(found.base), i32(0), scalar(found.valid)
             end = where(end < found.tile_rows.value, end, found.tile_rows.value)

@@ -20,9 +20,13 @@ mma.sync.
 5. *8-bit A.* If only operand A takes an 8-bit tile, and columns are not divided, the tile stays 8-bit in shared memory.
    Threads convert it as they load their fragments (``kv.tile_fragments``), and its scales multiply the product.
 
+6. *Computed operands.* B is copied to shared memory if it is computed (``kv.tile_share``), and so is A if it is
+   transposed: the instruction then reads it by columns. Rows that both products and arithmetic read are loaded to shared
+   memory, and read back to registers before each use by arithmetic (``kv.tile_unshare``).
+
 A vector with an element per row has the layout ``rows(wgmma)``, one with an element per column ``columns(wgmma:8)``
 (or the same of ``mma``), and the vector that fills a lookup table is ``spread`` over the threads of a warpgroup. A
-vector that is used along both dimensions is computed once for each. Tiles of row indices and masks get no layout: they
+vector that is used along both dimensions is computed once for each, or converted if it is a reduction or a running sum. Tiles of row indices and masks get no layout: they
 are evaluated per element where rows are loaded or stored.
 
 Before:  %s = "kv.dot"(%q, %k) : (tensor<128x128xbf16>, tensor<128x128xbf16>) -> tensor<128x128xf32>
@@ -39,7 +43,8 @@ from mlir.dialects import arith
 
 from kvarn.dialect import types
 from kvarn.dialect.ops.fragments import tile_fragments, tile_scales
-from kvarn.dialect.ops.sharing import TileShareOp, atom_columns
+from kvarn.dialect.ops.lines import SCANNED, convert_layout
+from kvarn.dialect.ops.sharing import SHAREABLE, TileShareOp, atom_columns, tile_unshare
 from kvarn.dialect.ops.tile import (
     COLUMN_STEP,
     SHARED,
@@ -52,7 +57,7 @@ from kvarn.dialect.ops.tile import (
 from kvarn.dialect.tile_layout import GROUP_WARPS, WARP_ROWS
 from kvarn.lowering.pass_base import fail, kv_pass
 from kvarn.lowering.remarks import remark
-from kvarn.lowering.rewrite import defining_op, ops_named, walk
+from kvarn.lowering.rewrite import defining_op, enclosing, is_inside, ops_named, walk
 from kvarn.lowering.schedules.limits import MOST_HELD, why_not_by_mma
 from kvarn.lowering.target import by_name
 from kvarn.lowering.tiles import fragments
@@ -78,9 +83,11 @@ from kvarn.lowering.tiles.ir import (
 )
 
 LOADS = ("kv.tile_load", "kv.tile_load_rows")
-CONCATENATE, FRAGMENTS = "kv.tile_concatenate", "kv.tile_fragments"
+CONCATENATE, FRAGMENTS, TRANSPOSE = "kv.tile_concatenate", "kv.tile_fragments", "kv.tile_transpose"
 ALONE = 2  # instead of a dimension: the vector that fills a table runs along neither rows nor columns
 ROW_STEP, MOST_SWAPPED = 8, 256  # of query rows: with swapped operands they are the columns of an instruction
+_READ_SHARED = ("kv.dot", TRANSPOSE, FRAGMENTS, "kv.tile_terms", "kv.tile_columns")
+_REDUCED = ("kv.tile_reduce", "kv.tile_scan")  # whose vectors are not cheap to compute twice
 _LEAVES = ("kv.tile_index", "tensor.splat", "arith.constant")
 
 
@@ -90,8 +97,10 @@ def wgmma_problems(a: ir.Value, b: ir.Value, transposed: bool, accumulators: Acc
     kind, found, stacked = str(element(a)), [], accumulators.warps // across // GROUP_WARPS
     if kind not in ("bf16", "f16", "f8E4M3FN"):
         found.append(f"operands must be bf16, f16 or f8E4M3FN, got {kind}")
-    if m != WARPGROUP_ROWS * stacked:
+    if m % (WARPGROUP_ROWS * stacked) or (across > 1 and m != WARPGROUP_ROWS * stacked):
         found.append(f"the tile must have 64 rows for each of the {stacked} consumer warpgroups, got {m}")
+    if is_made_by(a, TRANSPOSE) and element(a).width != 16:
+        found.append(f"a transposed first operand must have 16-bit elements, got {kind}: write kv.bf16(a).T")
     step = K_STEP_BYTES if kind == "f8E4M3FN" else K_STEP_BYTES // 2
     if k % step or n % 8 or not 8 <= n <= 256 * across:
         found.append(f"K must be a multiple of {step} and N one of 8 up to {256 * across}, got {k} and {n}")
@@ -116,6 +125,8 @@ def swapped_problems(a: ir.Value, b: ir.Value, transposed: bool, accumulators: A
         found.append(f"the tile's rows must be a multiple of {ROW_STEP} up to {MOST_SWAPPED}, got {m}")
     if n % (WARP_ROWS * warps):
         found.append(f"the tile must have 16 columns for each of the {warps} warps, time after time, got {n}")
+    if is_made_by(a, TRANSPOSE):
+        found.append("the first operand must not be transposed: write kv.dot(b.T, a), of which it is the second")
     step = K_STEP_BYTES * 8 // element(a).width
     if k % step:
         found.append(f"K must be a multiple of {step}, got {k}")
@@ -126,15 +137,21 @@ def mma_problems(a: ir.Value, b: ir.Value, transposed: bool, accumulators: Accum
     """Why mma.sync cannot compute a product, one sentence per reason; empty if it can."""
     (m, k), n = shape(a), shape(b)[0 if transposed else 1]
     kind, found, warps, stacks = str(element(a)), [], accumulators.warps, accumulators.stacks(n)
-    if kind not in ("bf16", "f16", "f32"):
-        found.append(f"operands must be bf16, f16 or f32, got {kind}")
-    if stacks == 1 and m != WARP_ROWS * warps:
+    if kind not in ("bf16", "f16", "f32", "i8"):
+        found.append(f"operands must be bf16, f16, f32 or i8, got {kind}: write kv.bf16(x)")
+    if kind == "i8" and not transposed:
+        found.append("of i8 both operands are read along K: write kv.dot(a, b.T), with K as the columns of b")
+    if stacks == 1 and (m % (WARP_ROWS * warps) or (kind == "f32" and m != WARP_ROWS * warps)):
         found.append(f"the tile must have 16 rows for each of the {warps} warps, got {m}")
     if stacks > 1 and (kind == "f32" or m % (WARP_ROWS * warps // stacks)):
         found.append(
             f"with {stacks} stacks of warps that divide columns elements must have 16 bits, and the tile 16 rows for "
             f"each of the {warps // stacks} warps of a stack, got {kind} and {m}"
         )
+    if is_made_by(a, TRANSPOSE) and element(a).width != 16:
+        found.append(f"a transposed first operand must have 16-bit elements, got {kind}: write kv.bf16(a).T")
+    if kind == "i8" and k % K_STEP_BYTES:
+        found.append(f"K must be a multiple of {K_STEP_BYTES}, got {k}")
     if k % COLUMN_STEP or n % (COLUMN_STEP * stacks):
         found.append(f"K and N must be multiples of {COLUMN_STEP} and {COLUMN_STEP * stacks}, got {k} and {n}")
     return found
@@ -170,16 +187,16 @@ class Accumulators:
             found //= 2
         return found
 
-    def tile(self, columns: int) -> str:
-        return self._name(self.stacks(columns))
+    def tile(self, rows: int, columns: int) -> str:
+        return self._name(self.stacks(columns), rows)
 
     def vector(self, dimension: int, extent: int) -> str:
         """The layout of a vector with an element per row (dimension 0) or per column (1), or that fills a table."""
         if dimension == ALONE:
             return f"spread:{self.warps}"
         if dimension == 0:
-            return f"rows({self._name(self.across)})"
-        name = self._name(self.stacks(extent))
+            return f"rows({self._name(self.across, extent)})"
+        name = self._name(self.stacks(extent), WARP_ROWS * self.warps)
         return f"columns({name})" if ":" in name else f"columns({name}:{self.warps})"
 
     @property
@@ -187,11 +204,13 @@ class Accumulators:
         """The layout of a tile that is operand A, in registers, once operands are swapped."""
         return f"{ACCUMULATORS[self.instruction]}:{self.warps}"
 
-    def _name(self, stacks: int) -> str:
+    def _name(self, stacks: int, rows: int) -> str:
         name = ACCUMULATORS[self.instruction]
         if self.swapped:
             return f"{TRANSPOSED}({name}:{self.warps})"
-        return name if stacks == 1 else f"{name}:{self.warps // stacks}x{stacks}"
+        if stacks == 1:
+            return name if rows == WARP_ROWS * self.warps else f"{name}:{self.warps}"
+        return f"{name}:{self.warps // stacks}x{stacks}"
 
 
 class Vectors:
@@ -240,6 +259,8 @@ class Dimensions:
             return _along(op)
         if op.name in ("kv.tile_store_rows", "kv.tile_windows"):
             return 0
+        if op.name == "kv.tile_scan":
+            return self.asked.get(op.results[0])
         if op.name == "kv.table_store":
             return ALONE
         if op.name == "kv.tile_scatter" or (_is_cheap(op) and op.results[0] not in self.asked):
@@ -276,17 +297,30 @@ def separate_vectors(function: ir.Operation) -> None:
     """Clone vectors that are used along both dimensions, together with their operands, so that each has one.
 
     The walk visits users before definitions: a cloned user then needs one dimension of its operands. The clone is
-    inserted right after the original, so that a cloned gather reads the same memory state.
+    inserted right after the original, so that a cloned gather reads the same memory state. Reductions and running sums
+    are not cheap: their results are converted (``kv.convert_layout``).
     """
     dimensions = Dimensions(function)
     for op in reversed(walk(function)[1:]):
-        if not _is_cheap(op):
+        kept = op.name in _REDUCED and rank(op.results[0]) == 1 and str(element(op.results[0])) in SCANNED
+        if not _is_cheap(op) and not kept:
             continue
         asked: dict[int, list[ir.OpOperand]] = {}
         for use in op.results[0].uses:
             dimension = dimensions.of_use(use.owner.operation, use.operand_number)
             if dimension is not None:
                 asked.setdefault(dimension, []).append(use)
+        if kept:
+            fixed = dimensions.fixed(op.results[0])
+            own = min(asked, default=None) if fixed is None else fixed
+            if own is not None:
+                dimensions.asked[op.results[0]] = own
+            for dimension in asked.keys() - {own}:
+                with ir.InsertionPoint.after(op), op.location:
+                    value = convert_layout(op.results[0])
+                for use in asked[dimension]:
+                    use.owner.operands[use.operand_number] = value
+            continue
         for number, dimension in enumerate(sorted(asked)):
             value = op.results[0]
             if number:
@@ -346,6 +380,8 @@ def vectors_of(function: ir.Operation, accumulators: Accumulators) -> Vectors:
         elif op.name == "kv.tile_weights":
             for rows in op.operands[1:]:
                 found.run_along(op, rows, 0)
+        elif op.name == "kv.tile_scan" and rank(op.results[0]) == 1:
+            found.join(op, [op.results[0], op.operands[0]])
         elif op.name in ("kv.tile_gather", "kv.tile_scatter"):
             found.join(op, [v for v in (*op.operands, *op.results) if rank(v) == 1] or [op.operands[0]])
         elif is_elementwise(op) and rank(op.results[0]) == 1:
@@ -353,11 +389,20 @@ def vectors_of(function: ir.Operation, accumulators: Accumulators) -> Vectors:
     return found
 
 
+def outside_loops(op: ir.Operation, value: ir.Value) -> ir.Operation:
+    """The outermost loop around an operation in which a value does not change, or the operation itself."""
+    owner = value.owner
+    maker = (owner.owner if isinstance(owner, ir.Block) else owner).operation
+    while (loop := enclosing(op, "scf.for")) is not None and not is_inside(maker, loop):
+        op = loop
+    return op
+
+
 def place_operands(function: ir.Operation, accumulators: Accumulators) -> dict[ir.Value, str]:
     """The shared-memory layouts of the operands that products read from shared memory.
 
     Where warps divide columns, or operands are swapped, every warp reads all of A: a computed A is then copied to
-    shared memory (``kv.tile_share``).
+    shared memory (``kv.tile_share``), before the loops that do not change it.
     """
     shared: dict[ir.Value, str] = {}
     for op in ops_named(function, "kv.dot"):
@@ -371,22 +416,96 @@ def place_operands(function: ir.Operation, accumulators: Accumulators) -> dict[i
         for problem in problems:
             fail(op, f"has no instruction on this target{' with swapped operands' if swapped else ''}: {problem}")
         maker = defining_op(b)
-        if maker is None or maker.name not in (*LOADS, CONCATENATE, FRAGMENTS):
-            fail(op, "needs a loaded tile as its second operand: only loaded tiles are in shared memory")
+        if maker is None or (maker.name not in (*LOADS, FRAGMENTS) and not (by_wgmma and _copied_as_one(maker))):
+            if str(element(b)) not in SHAREABLE:
+                why = f"computed by arithmetic, which must be one of {', '.join(SHAREABLE)}, got {element(b)}"
+                fail(op, f"takes a second operand {why}: convert it, as in kv.bf16(x)")
+            b = share(op, 1)
+            maker = defining_op(b)
         along_k = str(element(b)) == "f8E4M3FN" and not op.opview.transpose_b.value
         place = SHARED_TRANSPOSED if along_k else SHARED
         if maker.name == CONCATENATE:
             shared.update(dict.fromkeys(maker.operands, SHARED))
         if maker.name != FRAGMENTS and shared.setdefault(b, place) != place:
             fail(op, "reads a tile of 8-bit elements along its rows and along its columns: load it once for each")
+        if is_made_by(a, TRANSPOSE):
+            place_transposed(op, shared)
+            continue
         whole = accumulators.across > 1 or swapped  # every warp reads all of A
-        if by_wgmma or whole or not _held(a):
+        if by_wgmma or whole or not _held(a, accumulators.warps):
             shared.update(dict.fromkeys(loaded(a) or (), SHARED))
-        if whole and loaded(a) is None:
-            with ir.InsertionPoint(op), op.location:
-                op.operands[0] = TileShareOp(a, tile_type(shape(a), element(a), SHARED)).operation.results[0]
-            shared[op.operands[0]] = SHARED
+        if (whole or str(element(a)) == "i8") and loaded(a) is None:
+            shared[share(op, 0)] = SHARED
+    place_rows(function, shared, accumulators)
     return shared
+
+
+def _copied_as_one(op: ir.Operation) -> bool:
+    """Whether two tiles side by side are copied to shared memory as one: rows of a buffer, then tokens of a cache.
+
+    A producer copies them.
+    """
+    producer = schedule_of(enclosing(op, "gpu.func")).get("producer", False)
+    return (
+        op.name == CONCATENATE
+        and producer
+        and all(
+            (maker := defining_op(v)) is not None and maker.name == name and len(list(v.uses)) == 1
+            for v, name in zip(op.operands, ("kv.tile_load_rows", "kv.tile_load"), strict=True)
+        )
+    )
+
+
+def share(op: ir.Operation, number: int) -> ir.Value:
+    """Copy a computed operand of an op to shared memory, before the loops that do not change it.
+
+    It is copied once for all products of a block that read it.
+    """
+    value = op.operands[number]
+    place = outside_loops(op, value)
+    maker = next((user for user in users(value) if user.name == "kv.tile_share" and user.block == place.block), None)
+    if maker is not None:
+        op.operands[number] = maker.results[0]
+        return maker.results[0]
+    with ir.InsertionPoint(place), op.location:
+        made = TileShareOp(value, tile_type(shape(value), element(value), SHARED)).operation.results[0]
+    op.operands[number] = made
+    return made
+
+
+def place_transposed(product: ir.Operation, shared: dict[ir.Value, str]) -> None:
+    """Place a transposed operand A, which the instruction reads by columns of a tile in shared memory."""
+    transpose = defining_op(product.opview.a)
+    source = transpose.operands[0]
+    inside = loaded(source)
+    if inside is None:
+        share(transpose, 0)
+        inside = {transpose.operands[0]}
+    for value in inside:
+        if shared.setdefault(value, SHARED) != SHARED:
+            fail(product, "reads a tile of 8-bit elements along its rows and along its columns: load it once for each")
+    shared[transpose.result] = SHARED_TRANSPOSED
+
+
+def place_rows(function: ir.Operation, shared: dict[ir.Value, str], accumulators: Accumulators) -> None:
+    """Place rows of buffers that arithmetic reads in shared memory, and read them to registers for each use.
+
+    mma.sync loads 16-bit rows to registers at once, if no product reads them from shared memory.
+    """
+    for load in ops_named(function, *LOADS):
+        value = load.result
+        if value not in shared:
+            held = accumulators.instruction == MMA and _held(value, accumulators.warps)
+            if load.name == "kv.tile_load" or (held and all(_takes_vectors(user) for user in users(value))):
+                continue
+            shared[value] = SHARED
+        for use in list(value.uses):
+            user, number = use.owner.operation, use.operand_number
+            results = user.parent.operation.results if user.name == "scf.yield" else user.results
+            if user.name in _READ_SHARED or any(result in shared for result in results):
+                continue
+            with ir.InsertionPoint(user), load.location:
+                user.operands[number] = tile_unshare(value)
 
 
 def keep_stored(function: ir.Operation, accumulators: Accumulators, target: str) -> None:
@@ -454,9 +573,19 @@ def scale_results(product: ir.Operation, scales: ir.Value, dimension: int) -> No
     product.erase()
 
 
-def _held(a: ir.Value) -> bool:
+def _takes_vectors(op: ir.Operation) -> bool:
+    """Whether an op needs no type of a loaded tile once it is the vector of a thread's elements."""
+    return op.name in ("kv.dot", "kv.cast", "scf.yield") or is_elementwise(op)
+
+
+def is_made_by(value: ir.Value, name: str) -> bool:
+    maker = defining_op(value)
+    return maker is not None and maker.name == name
+
+
+def _held(a: ir.Value, warps: int) -> bool:
     """Whether warps load A of mma.sync to registers once for all its products: 16-bit query rows that fit them."""
-    if element(a).width != 16:
+    if element(a).width != 16 or shape(a)[0] != WARP_ROWS * warps:
         return False
     makers = [defining_op(v) for v in loaded(a) or ()]
     return shape(a)[1] <= MOST_HELD and not any(op is not None and op.name == "kv.tile_load" for op in makers)
@@ -469,7 +598,9 @@ def loaded(value: ir.Value) -> set[ir.Value] | None:
         return None
     if op.name in LOADS:
         return {value}
-    if op.name in ("arith.negf", "kv.tile_terms"):
+    if op.name in ("arith.negf", "kv.tile_terms"):  # in place
+        if any(user != op and not _is_alternative(user, op) for user in users(op.operands[0])):
+            return None
         source = loaded(op.operands[0])
         return None if source is None else {value, *source}
     if op.name == "scf.if" and len(op.regions) == 2:
@@ -478,6 +609,11 @@ def loaded(value: ir.Value) -> set[ir.Value] | None:
         sources = [loaded(end) for end in ends]
         return None if None in sources else {value}.union(*sources)
     return None
+
+
+def _is_alternative(end: ir.Operation, op: ir.Operation) -> bool:
+    """Whether ``end`` is the end of the other branch of a condition around ``op``: only one of them runs."""
+    return end.name == "scf.yield" and end.parent == op.parent and end.block != op.block
 
 
 def set_layout(value: ir.Value, layout: str) -> None:
@@ -517,13 +653,13 @@ def why_uncounted(function: ir.Operation) -> tuple[ir.Operation, str] | None:
 def choose_instruction(function: ir.Operation, target: str) -> str:
     """The MMA instruction of a kernel: its schedule's, otherwise the target's best, which is written to the schedule.
 
-    f32 is multiplied by mma.sync (tf32) on every target. So are tiles whose loads no loop counts: stages for wgmma have
-    mbarriers, whose phases follow from the loop's variable.
+    f32 (by tf32) and i8 are multiplied by mma.sync on every target. So are tiles whose loads no loop counts: stages for
+    wgmma have mbarriers, whose phases follow from the loop's variable.
     """
     schedule = ir.DictAttr(function.attributes["kv.schedule"]) if "kv.schedule" in function.attributes else ()
     entries = {named.name: named.attr for named in schedule}
     default = WGMMA if by_name(target).has("wgmma") else MMA
-    of_f32 = any(str(element(op.opview.a)) == "f32" for op in ops_named(function, "kv.dot"))
+    of_f32 = any(str(element(op.opview.a)) in ("f32", "i8") for op in ops_named(function, "kv.dot"))
     given = ir.StringAttr(entries["instruction"]).value if "instruction" in entries else None
     by_wgmma = default == WGMMA and not of_f32 and given in (None, WGMMA)
     uncounted = why_uncounted(function) if by_wgmma else None
@@ -593,11 +729,12 @@ def run(module: ir.Module, options: Options) -> None:
         for value in values:
             if rank(value) == 2:
                 if layout_of(value.type) is None:
-                    set_layout(value, shared.get(value, accumulators.tile(shape(value)[1])))
+                    set_layout(value, shared.get(value, accumulators.tile(*shape(value))))
                 problem, maker = layout_problem(ir.RankedTensorType(value.type)), defining_op(value)
                 if problem is not None and maker is not None:
                     extents = " x ".join(map(str, shape(value)))
-                    fail(maker, f"makes a tile of {extents} that the kernel's warps cannot share: {problem}")
+                    instead = ": load these rows by themselves" if maker.name == "kv.tile_slice" else ""
+                    fail(maker, f"makes a tile of {extents} that the kernel's warps cannot share: {problem}{instead}")
             elif rank(value) == 1:
                 set_layout(value, vectors.layout(value))
 

@@ -83,10 +83,11 @@ from kvarn.lowering.tiles.loop_rotation import NARROWS
 from kvarn.lowering.tiles.memory import Stages
 from kvarn.lowering.tiles.products import Product
 from kvarn.lowering.tiles.threads import Threads, register_layout, scalar, shared_layout, vector_type
-from kvarn.lowering.tiles.values import RULES, WEIGHTS
+from kvarn.lowering.tiles.values import RULES, TILES, WEIGHTS
 from kvarn.lowering.tiles.work_queue import Queue
 
 from .pipeline_kv_loops import STRICT
+from .select_kv_copies import last_use
 from .specialize_kv_warps import ROLES
 
 _CHEAP = ("kv.tile_broadcast", "tensor.splat", "arith.constant")
@@ -124,7 +125,7 @@ class Distribution:
         self.chunks = Chunks(function)
         self.weights: dict[ir.Value, ir.Value] = {}  # converted softmax weights, by the f32 weights
         self.places: dict[SharedLayout, Pointer] = {}  # the shared memory of kv.tile_stage
-        self.staged: list[tuple[SharedLayout, Pointer]] = []  # loaded query rows: reusable memory
+        self.staged: list[StagedRows] = []  # loaded query rows: reusable memory
         self.columns_of: dict[ir.Value, SharedLayout] = {}  # of the whole tile, by kv.tile_columns
 
     # --- roles -----------------------------------------------------------------------------------------
@@ -172,6 +173,8 @@ class Distribution:
                 self.products[op.result] = self.product(op.opview)
             if op.name in ("kv.tile_columns", "kv.tile_terms"):
                 self.columns_of[op.results[0]] = shared_layout(op.operands[0].type)
+            if op.name == "kv.tile_unshare":  # before rows of buffers are loaded
+                op.attributes["kv.tile"] = ir.TypeAttr.get(op.operands[0].type)
             tile_exchange.mark(op, self.grouped)
         for op in ops_named(self.function, "kv.tile_ready"):
             self.convert_with_sums(defining_op(op.operands[0]), op)
@@ -242,7 +245,7 @@ class Distribution:
         n = b.shape[0 if op.transpose_b.value else 1]
         transposed = op.transpose_b.value != (layout_of(op.b.type) == SHARED_TRANSPOSED)
         lies = self.columns_of.get(op.b, shared_layout(op.b.type))
-        place = shared_layout(op.a.type) if layout_of(op.a.type) == SHARED else None
+        place = shared_layout(op.a.type) if layout_of(op.a.type) in IN_SHARED else None
         in_shared = layout_of(op.b.type) in IN_SHARED  # true unless operands are swapped
         k, held = b.shape[1 if op.transpose_b.value else 0], register_layout(result)
         if is_transposed(result):
@@ -251,7 +254,8 @@ class Distribution:
                 element_b=str(a.element_type), transpose_a=in_shared and not transposed, swapped=True,
             )  # fmt: skip
         kind, terms = str(a.element_type), a.shape[1] // k
-        return Product(k, n, kind, held, lies, transposed, place, terms, str(b.element_type))
+        by_columns = layout_of(op.a.type) == SHARED_TRANSPOSED
+        return Product(k, n, kind, held, lies, transposed, place, terms, str(b.element_type), by_columns)
 
     def visit(self, op: ir.Operation) -> None:
         rule = RULES.table.get(op.name)
@@ -286,7 +290,9 @@ class Distribution:
             fail(op, "loads rows that no product reads from shared memory: load them as elements, with gather")
         layout = shared_layout(op.result.type)
         place, several = self.allocate(layout), self.threads.consumers > 1 or layout.rows != WARPGROUP_ROWS
-        threads = dataclasses.replace(self.threads, whole=several and is_second_operand(op.result))
+        whole = is_second_operand(op.result) or layout.rows != WARPGROUP_ROWS * self.threads.consumers
+        threads = dataclasses.replace(self.threads, whole=several and whole)
+        last = last_use(op)
         with ir.InsertionPoint(op):
             if enclosing(op, "scf.for", "scf.while") is not None:  # the previous iteration's rows have been read
                 barriers.sync_rows(threads)
@@ -295,7 +301,7 @@ class Distribution:
             if held:
                 loaded = tile_mma.loaded(place, layout, threads, element(op.result))
         if not threads.whole:  # otherwise another warpgroup may still be reading it
-            self.staged.append((layout, place))
+            self.staged.append(StagedRows(layout, place, op.block, last))
         op.result.replace_all_uses_with(loaded)
         op.erase()
 
@@ -308,18 +314,18 @@ class Distribution:
     def store_rows(self, op: ir.Operation) -> None:
         """Write the rows of a tile, through shared memory or directly from registers.
 
-        Through shared memory, the stage of the query rows is reused, in which every warp has its own rows. f32 is
-        written from registers: four lanes (eight of a transposed tile) hold 32 bytes of a row, a full memory sector.
-        16-bit elements are written from registers too if the stage already receives the next query rows, or warps
-        divide the columns; not for a transposed tile, whose lanes hold columns.
+        Through shared memory, the stage of the query rows is reused, in which every warp has its own rows. Elements of
+        32 bits are written from registers: four lanes (eight of a transposed tile) hold 32 bytes of a row, a full
+        memory sector. So are those of 8 bits. 16-bit elements are written from registers too if the stage already
+        receives the next query rows, or warps divide the columns; not for a transposed tile, whose lanes hold columns.
         """
         value = op.opview.value
         tile = ir.RankedTensorType(value.type)
         layout = shared_layout(value.type)
-        free = [p for held, p in self.staged if held.bytes >= layout.bytes and held.rows == layout.rows]
+        free = [rows.place for rows in self.staged if rows.is_free(op, layout)]
         free += self.waited_for(op, layout)
         parts = self.threads.across > 1 or (self.released(op) and not free)
-        if str(tile.element_type) == "f32" or (parts and not is_transposed(tile)):
+        if tile.element_type.width != 16 or (parts and not is_transposed(tile)):
             held = tile_memory.rows_held(op.opview, register_layout(value.type), self.threads)
             made = TileStoreDirectOp(value, op.opview.buffer, *held)
             for name in ("stored", "first_column"):
@@ -328,7 +334,7 @@ class Distribution:
             op.erase()
             return
         if str(tile.element_type) not in ("bf16", "f16"):
-            what = f"stores rows of bf16, f16 or f32 on this target, got {tile.element_type}"
+            what = f"stores rows of floats, or of integers of 8 or 32 bits, got {tile.element_type}"
             fail(op, f"{what}: convert, or write with scatter")
         place = free[0] if free else self.allocate(layout)
         if free or is_transposed(tile):  # the threads that share rows read all of them
@@ -377,6 +383,37 @@ class Distribution:
         """Allocate shared memory, at the start of the kernel."""
         with ir.InsertionPoint.at_block_begin(self.body):
             return Pointer(ops.alloc_shared(layout.bytes, layout.alignment), SHARED_SPACE)
+
+
+@dataclasses.dataclass(frozen=True)
+class StagedRows:
+    """Rows of a buffer in shared memory, which the rows of a result may overwrite.
+
+    Attributes
+    ----------
+    block : ir.Block
+        Of the load.
+    last : ir.Operation
+        The last op of the block that reads the rows.
+    """
+
+    layout: SharedLayout
+    place: Pointer
+    block: ir.Block
+    last: ir.Operation
+
+    def is_free(self, op: ir.Operation, layout: SharedLayout) -> bool:
+        """Whether a tile of ``layout`` fits, and nothing reads the loaded rows once ``op`` has run."""
+        if self.layout.bytes < layout.bytes or self.layout.rows != layout.rows:
+            return False
+        while op.block != self.block:
+            if op.parent.operation.name == "gpu.func":
+                return True  # the load is in a block that has ended
+            if op.parent.operation.name in ("scf.for", "scf.while"):
+                return False
+            op = op.parent.operation
+        following = [o.operation for o in self.block.operations]
+        return following.index(self.last) <= following.index(op)
 
 
 # --- circular buffers and roles ----------------------------------------------------------------------
@@ -589,6 +626,19 @@ def _set_registers(op: Any, d: Distribution) -> None:
 def annotate(function: ir.Operation) -> None:
     """Attach the tile types of operands to ops whose rules need them after operands have become vectors."""
     stores = "kv.tile_scatter", "kv.tile_stage", "kv.tile_store_shared", "kv.tile_store_direct"
+    for op in ops_named(
+        function,
+        "kv.convert_layout",
+        "kv.tile_scan",
+        "kv.tile_total",
+        "kv.tile_solve",
+        "kv.tile_slice",
+        "kv.tile_concatenate",
+    ):
+        for name, value in zip(TILES, op.operands, strict=False):
+            op.attributes[name] = ir.TypeAttr.get(value.type)
+    for op in ops_named(function, "kv.tile_store"):
+        op.attributes["kv.tile"] = ir.TypeAttr.get(op.opview.value.type)
     for op in ops_named(function, *tile_exchange.EXCHANGES, "kv.table_store", "kv.tile_fragments", *stores):
         op.attributes["kv.tile"] = ir.TypeAttr.get(op.operands[0].type)
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from kvarn.dialect import codes, dtypes
 from kvarn.dialect.dtypes import CODED, DType
-from kvarn.dialect.records import Record, problems
+from kvarn.dialect.records import MOST_ZERO, Record, problems
 
 
 def saturating_cast(values: Any, dtype: DType) -> np.ndarray:
@@ -71,8 +71,8 @@ def encode(record: Record, values: Any) -> tuple[np.ndarray, np.ndarray]:
 
     With zeros, a group's scale is a fifteenth of the distance from its least value to its greatest, but at least 2^-15
     of the least one's magnitude, rounded to the type of the scales and at most its largest number; a scale of zero
-    becomes one. Its zero is the least value over the scale, rounded. Elements are values over the scale less the zero,
-    rounded to even. All divisions are products with the inverse of the scale as f32.
+    becomes one. Its zero is the least value, at most 2^15 in magnitude, over the scale, rounded. Elements are values
+    over the scale less the zero, rounded to even. All divisions are products with the inverse of the scale as f32.
 
     Parameters
     ----------
@@ -113,10 +113,11 @@ def _with_zeros(record: Record, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     most, last = np.float32(of_scale.largest), np.float32(record.elements.largest)
     least, f32 = x.min(-1), np.float32
     with np.errstate(under="ignore", over="ignore"):
+        least = np.clip(least, f32(-MOST_ZERO), f32(MOST_ZERO))
         scale = np.maximum((x.max(-1) - least) * (f32(1) / last), np.abs(least) * f32(2.0**-15))
         scale = np.minimum(scale, most).astype(of_scale.numpy).astype(f32)
         inverse = f32(1) / np.where(scale == 0, f32(1), scale)
-        zero = np.clip(least * inverse, -most, most).astype(of_scale.numpy).astype(f32)
+        zero = (least * inverse).astype(of_scale.numpy).astype(f32)
     steps = x.astype(np.float64) * inverse[..., None] - zero[..., None]  # one rounding, as that of a fused product
     elements = np.clip(np.rint(steps.astype(f32)), 0, last).astype(np.uint8)
     scale = np.where(scale == 0, f32(1), scale)

@@ -344,6 +344,21 @@ class Cache(CacheReads):
         value = as_value(value, self.spec.scale_dtype, "what is stored as a scale")
         ops.store_scale(self.ir, *_indices(b, h, t, d), value=value.ir, oob=_oob(oob), page=_page(page))
 
+    def store_tile_rows(
+        self, b: Any, h: Any, first: Any, value: Tile, count: Any = None, first_column: int = 0
+    ) -> None:
+        """Write a float tile to the tokens [first, first + rows) of head ``h``, converted to the storage type.
+
+        Tokens from ``count`` on are not written, nor are tokens without a page. Caches with scales are refused:
+        ``kv.ops.append`` quantizes.
+        """
+        if not isinstance(value, Tile) or len(value.shape) != 2 or 1 in value.shape or not value.dtype.is_float:
+            raise TypeError(f"store_tile_rows writes a float matrix tile, got {describe(value)}")
+        if self.spec.quantized or not self.spec.dtype.is_float:
+            raise TypeError(f"store_tile_rows writes caches of floats without scales, got {self!r}: use kv.ops.append")
+        end = i32_value(first + value.shape[0] if count is None else count, "count")
+        ops.tile_store(self.ir, i32_value(b), i32_value(h), i32_value(first), end, value.ir, first_column)
+
     def store_tile(
         self,
         b: Any,

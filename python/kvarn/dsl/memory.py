@@ -14,7 +14,7 @@ from typing import Any
 from mlir import ir
 
 from kvarn.dialect import ops
-from kvarn.dialect.dtypes import DType, bool_, i8, i32, i64, u8
+from kvarn.dialect.dtypes import DType, bool_, f32, i8, i32, i64, u8
 from kvarn.dialect.layout import lowbit
 
 from . import intervals, tiles
@@ -538,9 +538,31 @@ def shared(shape: int | Sequence[int], dtype: DType, alignment: int = 16) -> Sha
     return Shared(Pointer(pointer, SHARED), extents, dtype)
 
 
-def atomic_add(target: Any, index: Any, value: Any) -> Value:
-    """``target[index] += value`` atomically, for a buffer or a shared array; returns the old element."""
+def _add_tile(target: Any, index: tuple[Any, ...], value: Any, mask: Any) -> None:
+    """Add the elements of a tile to a buffer's."""
+    if not isinstance(target, Buffer):
+        raise TypeError(f"kv.atomic_add of a tile needs a buffer, got {describe(target)}")
+    target._check_written()
+    target._check_rank(index)
+    if target.dtype not in (f32, i32):
+        raise TypeError(f"kv.atomic_add of a tile needs a buffer of f32 or i32, got {target.dtype.name}")
+    value = as_value(value, target.dtype, "the operand of an atomic")
+    shape = tiles.shape_of_indices("an index", *index, mask, value)
+    value = stretched(value, shape)
+    ops.tile_scatter(value.ir, target.ir, tiles.index_tiles(index, shape), tiles.mask_of(mask, shape), add=True)
+
+
+def atomic_add(target: Any, index: Any, value: Any, mask: Any = True) -> Any:
+    """``target[index] += value`` atomically, for a buffer or a shared array; returns the old element.
+
+    With index tiles, for every element of a buffer: ``kv.atomic_add(out, (i[:, None], j[None, :]), x)``, where ``mask``
+    is true, without a result.
+    """
     index = index if isinstance(index, tuple) else (index,)
+    if _has_tile(index) or isinstance(value, tiles.Tile):
+        return _add_tile(target, index, value, mask)
+    if mask is not True:
+        raise TypeError("kv.atomic_add takes a mask with index tiles only: write if around it")
     if isinstance(target, Shared):
         return target.ptr(*index).atomic(
             "add", as_value(value, target.dtype, "the operand of an atomic"), scope="block"

@@ -24,10 +24,11 @@ __all__ = [
     "cp_async_commit", "cp_async_mbarrier_arrive", "cp_async_wait",
     "cvt_e4m3x2_to_f16x2", "cvt_e4m3x4_to_bf16x4", "cvt_e4m3x4_to_f16x4",
     "cvt_e5m2x2_to_f16x2", "cvt_e5m2x4_to_f16x4", "cvt_i8x4_to_f16x4",
-    "elect", "ex2", "fence_mbarrier_init", "fence_proxy_async", "globaltimer", "griddepcontrol_launch_dependents",
+    "elect", "ex2", "fence_mbarrier_init", "fence_proxy_async", "fma_saturated", "globaltimer",
+    "griddepcontrol_launch_dependents",
     "griddepcontrol_wait", "l2_policy", "ldmatrix", "load_cluster", "load_nc", "load_once", "mbarrier_arrive",
     "mbarrier_arrive_expect_tx", "mbarrier_init", "mbarrier_try_wait", "mbarrier_wait", "mma_m16n8k8_tf32",
-    "mma_m16n8k16", "movmatrix", "named_barrier",
+    "mma_m16n8k16", "mma_m16n8k32_i8", "movmatrix", "named_barrier",
     "named_barrier_arrive", "nanosleep", "pack_bf16x2", "pack_f16x2", "prmt", "rcp", "setmaxnreg", "smid",
     "stmatrix", "syncwarp", "tanh_approx",
 ]  # fmt: skip
@@ -314,6 +315,19 @@ def mma_m16n8k8_tf32(a: Sequence[Any], b: Sequence[Any], c: Sequence[Any]) -> li
     return instruction(text, constraints, [*words, *accumulators], f32)
 
 
+def mma_m16n8k32_i8(a: Sequence[Any], b: Sequence[Any], c: Sequence[Any]) -> list[Value]:
+    """c + a @ b for a 16x32 and a 32x8 fragment of i8, accumulated in i32, which wraps around.
+
+    ``a`` has 4 words, ``b`` 2; ``c`` and the result have 4 i32.
+    """
+    if (len(a), len(b), len(c)) != (4, 2, 4):
+        raise ValueError(f"mma_m16n8k32_i8 takes fragments of 4, 2 and 4, got {len(a)}, {len(b)} and {len(c)}")
+    words = [_word(w, "a fragment") for w in (*a, *b, *c)]
+    registers = ", ".join(_registers(first, count) for first, count in ((0, 4), (4, 4), (8, 2), (10, 4)))
+    text = f"mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {registers};"
+    return instruction(text, ",".join(["=r"] * 4 + ["r"] * 10), words, i32)
+
+
 def movmatrix(word: Any) -> Value:
     """Transpose an 8x8 matrix of 16-bit elements distributed over the warp, one word per lane."""
     # Marked as having effects: all lanes must run it together, so it must not move into a branch.
@@ -328,6 +342,12 @@ def prmt(a: Any, b: Any, selector: Any) -> Value:
     if isinstance(selector, int):
         return instruction(f"prmt.b32 $0, $1, $2, {selector:#x};", "=r,r,r", [_word(a), _word(b)], i32)
     return instruction("prmt.b32 $0, $1, $2, $3;", "=r,r,r,r", [_word(a), _word(b), _word(selector)], i32)
+
+
+def fma_saturated(a: Any, b: Any, c: Any) -> Value:
+    """a * b + c of f32, at least 0 and at most 1; NaN becomes 0."""
+    operands = [_float(x, name) for x, name in ((a, "a"), (b, "b"), (c, "c"))]
+    return instruction("fma.rn.sat.f32 $0, $1, $2, $3;", "=f,f,f,f", operands, f32)
 
 
 def pack_bf16x2(low: Any, high: Any) -> Value:

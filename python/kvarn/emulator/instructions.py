@@ -130,6 +130,8 @@ def multiply(t: Block, i: Instruction) -> Any:
         if fused:  # rounded once
             assert z is not None
             found = x(m).astype(np.float64) * y(m) + z(m)
+            if "sat" in i.name:
+                found = np.clip(np.nan_to_num(found, nan=0.0), 0.0, 1.0)
             if down:
                 near = found.astype(dtype)
                 found = np.where(near > found, np.nextafter(near, dtype(-np.inf)), near)
@@ -443,9 +445,10 @@ def store_matrix(t: Block, i: Instruction) -> Any:
 
 @op("mma")
 def matrix_multiply(t: Block, i: Instruction) -> Any:
-    """m16n8k16 of 16-bit elements, or m16n8k8 of tf32: words whose low 13 bits are ignored."""
-    tf32 = "tf32" in i.name
+    """m16n8k16 of 16-bit elements, m16n8k32 of s8, or m16n8k8 of tf32: words whose low 13 bits are ignored."""
+    tf32, of_sums = "tf32" in i.name, np.int32 if "s8" in i.name else np.float32
     element: Any = np.float32 if tf32 else ml_dtypes.bfloat16 if "bf16" in i.name else np.float16
+    element = np.int8 if "s8" in i.name else element
     ignored, per_word = np.uint32(0x1FFF if tf32 else 0), 4 // np.dtype(element).itemsize
     d, a, b, c = (_parts(o) for o in i.operands)
     group, place = np.arange(WARP) // 4, np.arange(WARP) % 4
@@ -469,11 +472,11 @@ def matrix_multiply(t: Block, i: Instruction) -> Any:
             found = np.empty((n, len(registers), WARP), np.uint32)
             for which, r in enumerate(registers):
                 found[:, which] = (t.value(r, m, np.uint32) & ~ignored).reshape(n, WARP)
-            return found.view(element).astype(np.float32).reshape(n, -1).take(places, 1)
+            return found.view(element).astype(of_sums).reshape(n, -1).take(places, 1)
 
-        z = np.empty((n, 4, WARP), np.float32)
+        z = np.empty((n, 4, WARP), of_sums)
         for which, r in enumerate(c):
-            z[:, which] = t.value(r, m, np.float32).reshape(n, WARP)
+            z[:, which] = t.value(r, m, of_sums).reshape(n, WARP)
         z = (elements(a, of_a) @ elements(b, of_b) + z.reshape(n, -1).take(of_c, 1)).reshape(n, -1)
         for which, r in enumerate(d):
             t.put(r, m, z.take(in_result[which], 1).ravel())

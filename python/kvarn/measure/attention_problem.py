@@ -86,13 +86,15 @@ class Cached:
                 of_head = (*self.blocks.shape[:-1], -(-self.size // self.granule))
                 self.scales = (abs(arrays.normal(of_head, "f32")) + 0.5) * (1 / 64 if row.dtype == "i8" else 1)
 
-    def collection(self, before: Any, newest: int, longest: int) -> Any:
-        """kvarn's view of the pool."""
+    def collection(self, before: Any, newest: int, longest: int, lookup: Any = None) -> Any:
+        """kvarn's view of the pool; ``lookup``: the pages of some of the sequences, instead of all."""
         import kvarn as kv
 
         scales = () if self.scales is None else (self.scales, self.granule)
         before = self.arrays.integers(before)
-        return kv.PagedKVCacheCollection(self.blocks, before, self.pages.lookup, newest, longest, *scales)
+        return kv.PagedKVCacheCollection(
+            self.blocks, before, self.pages.lookup if lookup is None else lookup, newest, longest, *scales
+        )
 
     def rows(self, b: int, length: int, half: int) -> Any:
         """[length, heads, size] in float32, of layer 0."""

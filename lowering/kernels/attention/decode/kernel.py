@@ -26,7 +26,7 @@ unevenly loaded. This kernel keeps only enough copies in flight to reach the mem
 8-bit and 4-bit elements are converted to f16 in pairs (:mod:`decode.products`). K's scales multiply the scores; V's
 multiply the weights, divided by the largest power of two so far, which keeps them in f16's range. Where 16 elements
 have several scales, the scales multiply the elements, K's divided by such a power of two of the tile. Zeros never meet
-elements: K's multiply sums of the query, and V's are summed with the scaled weights beside the output.
+elements: K's multiply sums of the query, and V's are summed with the scaled weights beside the output, both by mma.
 """
 
 from __future__ import annotations
@@ -63,8 +63,8 @@ def decode_kernel(c: DecodeConfig) -> Any:
     G, NT, TT, NS = c.head_rows, c.column_tiles, c.tile, c.stages
     NW, MT, KS = c.warps, c.tile // 16, c.row_steps
     HG = c.row_groups // NW  # blocks per work unit, each with other heads
-    threads, GC, ZS = 32 * NW, c.scales, c.zero_sums
-    # What products of elements lack where no scale has it.
+    threads, GC, ZS, ZC = 32 * NW, c.scales, c.zero_sums, c.zero_columns
+    # What scores lack where no scale has it; beside several zeros, which do not lack it, products already multiply it.
     LACKS = 1.0 if c.scaled_elements else scaled_by(c.spec.dtype)
     work = split_kv(c)
     stream, results_of = streaming(c), results(c, work)
@@ -179,7 +179,7 @@ def decode_kernel(c: DecodeConfig) -> Any:
         """
         (tile, tokens, stages, number, stage), (q, q_place), (b, keys, _, start, places) = here, query, of
         scale, (slopes, arrays), (unit, zeros) = a.scale * score_unit(c.case), functions, scaling
-        if LACKS != 1.0:
+        if LACKS != 1.0 and ZS < 2:
             scale = scale * LACKS
         lane, head, row0 = own.lane, own.head, own.row0
         scores = []
@@ -232,8 +232,8 @@ def decode_kernel(c: DecodeConfig) -> Any:
                 for t in kv.static(range(KS)):
                     for i in kv.static(range(4)):
                         o[(nt * KS + t) * 4 + i] = o[(nt * KS + t) * 4 + i] * alphas[2 * nt + i % 2]
-                for i in kv.static(range(4 if ZS else 0)):
-                    zeros[4 * nt + i] = zeros[4 * nt + i] * alphas[2 * nt + i % 2]
+                if ZS:
+                    rescale_zeros(zeros, nt, alphas, lane)
         if GC and not ZS:
             follow_scales(stage, o, unit, lane)
         for mt in kv.static(range(MT)):
@@ -241,12 +241,22 @@ def decode_kernel(c: DecodeConfig) -> Any:
             multiply.add_values(p, stage, mt, o, scaling, lane)
 
     @kv.func
+    def rescale_zeros(zeros, nt, alphas, lane):
+        """Rescale the sums of weights times V's zeros, of query row ``lane / 4``, by the row's factor."""
+        pair = [kv.shuffle_idx(alphas[2 * nt + u], lane >> 3) for u in range(2)]
+        own = kv.where((lane & 4) != 0, pair[1], pair[0])
+        for i in kv.static(range(nt * ZC, (nt + 1) * ZC)):
+            zeros[i] = zeros[i] * own
+
+    @kv.func
     def add_sums_of_zeros(o, zeros, lane):
-        """Add the sums of weights times V's zeros, whose rows are granules, to the output."""
+        """Add the sums of weights times V's zeros to the output; ``products.add_zeros`` says where they are."""
         for nt in kv.static(range(NT)):
             for g in kv.static(range(ZS)):
+                at = nt * ZC + g // 4 * 4
+                own = zeros[at] + zeros[at + 3]
                 for u in kv.static(range(2)):
-                    total = kv.shuffle_idx(zeros[4 * nt + g // 8 * 2 + u], g % 8 * 4 + (lane & 3))
+                    total = kv.shuffle_idx(own, (2 * (lane & 3) + u) * 4 + g % 4)
                     for t in kv.static(t for t in range(KS) if multiply.granule_of(t) == g):
                         for half in kv.static(range(2)):
                             at = (nt * KS + t) * 4 + 2 * half + u
@@ -310,12 +320,14 @@ def decode_kernel(c: DecodeConfig) -> Any:
         lane, warp = kv.lane_id(), kv.warp_id()
         collection, functions = a.collection, (array_read(a.slopes), a.arrays)
         queries = a.queries(c.case, many=False)
-        batch = queries.sequences
         stages = kv.shared(NW * c.warp_bytes + c.padding, kv.u8, alignment=128)
         # From here on, the writes of earlier kernels (lengths, new tokens, the query) are visible.
         if c.programmatic and not c.early:
             start_next()
-        chosen = lists_of(c, a, queries)
+        chosen, batch = lists_of(c, a, queries), queries.sequences
+        max_units, exist = work.most_units(kv.grid_dim.x // HG, a, queries)
+        if queries.division is not None:  # a block without work ends at once
+            batch = kv.where(exist & (kv.block_id.x // HG < max_units), batch, 0)
         tile_indptr, total = work.count_tiles(collection, queries, chosen, batch, NW)
 
         # The distance from a key to its value is constant: K and V share pages and strides.
@@ -334,7 +346,7 @@ def decode_kernel(c: DecodeConfig) -> Any:
             caches.to_value_scales = starts[1] - starts[0]
         own = Own(part, head, row0, column0, lane)
         r = kv.block_id.x // HG
-        units = work.work_units(kv.grid_dim.x // HG, total, tile_indptr, batch)
+        units = work.work_units(max_units, total, tile_indptr, batch)
         begin, end, found = kv.i32(0), kv.i32(0), kv.i32(0)
         if (r < units.count) & (total > 0):
             if c.split:
@@ -378,7 +390,7 @@ def decode_kernel(c: DecodeConfig) -> Any:
                     q = multiply.query(a.query, queries, b, head, row0, n, lane, q_place, column0)
                 m, l, o = [kv.f32(NEVER)] * (2 * NT), [kv.f32(0.0)] * (2 * NT), [kv.f32(0.0)] * (4 * NT * KS)
                 unit = [kv.f32(2.0**-100), kv.f32(2.0**100)]
-                zeros = [kv.f32(0.0)] * (4 * NT if ZS else 0)
+                zeros = [kv.f32(0.0)] * (NT * ZC)
                 places = query_positions(*functions, b, head, row0, start, lane, keys)
                 split_end = kv.math.min(batch_tile + held.each, until) if c.split else until
                 split_last = kv.math.min(tile + (split_end - batch_tile), last)
@@ -463,6 +475,7 @@ def launch(case: Case, at: Expansion, op: Any, few: Ix | None = None) -> Callabl
             at.schedule["decode_threshold" if divides else "max_queries"],
             programmatic=at.target.has("pdl"),
             pair_alignment=max(element, min(2 * element, row_alignment(op))),
+            query_alignment=max(case.query.itemsize, min(16, row_alignment(op))) if case.spec.packed else 1,
         ),
         entries_of_few(at.schedule) if divides else at.schedule,
     )
@@ -471,10 +484,8 @@ def launch(case: Case, at: Expansion, op: Any, few: Ix | None = None) -> Callabl
     head_blocks = config.row_groups // config.warps
     one = at.constant(1)
     slots = at.device("multiprocessors") * config.blocks
-    if divides:
-        slots = slots * at.schedule["decode_share"] // 16
-    max_units = slots // head_blocks
-    max_units = max_units + (one - max_units.least(one))  # where the heads alone are more blocks than scheduled
+    beside = (slots * at.schedule["decode_share"] // 16 // head_blocks).greatest(one) if divides else None
+    max_units = (slots // head_blocks).greatest(one)  # one where the heads alone are more blocks than scheduled
     batch = batch_of(op, at)
     blocks = divided(max_units * head_blocks)
     partial_results = max_units * 2
@@ -482,7 +493,7 @@ def launch(case: Case, at: Expansion, op: Any, few: Ix | None = None) -> Callabl
         partial_results = batch * config.most_splits
     partials = at.workspace(partial_results * (config.row_groups * config.quads * 512))
     counters = at.workspace(batch * (4 * config.row_groups), zeroed=True)
-    a = replace(AttentionArguments.of(op), partials=partials, counters=counters, few=few)
+    a = replace(AttentionArguments.of(op), partials=partials, counters=counters, few=few, units_beside=beside)
     threads, early = (config.warps * 32, 1, 1), config.programmatic
     at.launch(decode_kernel(config), [a], (blocks, 1, 1), threads, key=(config, divides), programmatic=early)
 

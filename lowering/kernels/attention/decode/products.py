@@ -27,7 +27,7 @@ from kvarn.dialect.layout import cdiv
 from kvarn.lowering.schedules.decode import COLUMNS, DecodeConfig
 
 from ... import hadamard
-from ...elements import factors_of_word, ones, scaled_by, widened, widened_columns
+from ...elements import factors_of_word, offsets, ones, scaled_by, widened, widened_columns
 
 _REPRESENTABLE = -0x2000  # mask of the bits of an f32 that tf32 has
 
@@ -38,9 +38,11 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
     KS, QS = c.row_steps, c.key_steps
     shared_offset = stream.shared_offset
     SCALED = c.scaled_elements
-    GN, ZS = c.granules, c.zero_sums
+    GN, ZS, ZC = c.granules, c.zero_sums, c.zero_columns
     GS = spec.granularity // 16 if GN > 1 and not SCALED else KS  # steps per granule
     FACTORS, CHUNK = factors_of_word(spec.dtype), 16 * c.interleaved
+    # Whether the steps of a granule add to one accumulator; granules, of which there are several, are independent.
+    CHAINED = bool(ZS) and GN > 1
 
     def granule_of(ks):
         """The granule of a step's elements; steps past the last granule are zeros."""
@@ -67,15 +69,14 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
         return kv.where(inside, kv.bitcast(found, kv.i32), 0)
 
     @kv.func
-    def rotated_words(query, token, h, lane, column0):
-        """Every :func:`query_word` of a row of rotated heads: [2 * step + word]."""
-        found = []
+    def packed_words(query, token, h, lane, column0):
+        """The words of a query row over 4-bit elements, [2 * step + word]: elements j and j + 4 of 8, with a factor."""
+        found, words = [], []
         for chunk in kv.static(range(c.size // 32)):
-            loaded = query.load(
-                *token, h, chunk * 32 + (lane & 3) * 8 + column0, width=8, alignment=c.case.query.itemsize
-            )
-            found.append(kv.f32(loaded))
-        found, words = hadamard.of_vectors(found, spec.rotation, 4, lane), []
+            column = chunk * 32 + (lane & 3) * 8 + column0
+            found.append(kv.f32(query.load(*token, h, column, width=8, alignment=c.query_alignment)))
+        if spec.rotation:
+            found = hadamard.of_vectors(found, spec.rotation, 4, lane)
         for ks in kv.static(range(QS)):
             for u in kv.static(range(2)):
                 j, x = 2 * (ks % 2) + u, found[ks // 2]
@@ -90,11 +91,6 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
             if ks * 8 + 4 * u >= c.size:
                 return kv.i32(0)
             return kv.bitcast(query.load(*token, h, column + column0, width=1), kv.i32)
-        if spec.packed:  # elements j and j + 4 of a word of 8, which have a factor
-            j = 2 * (ks % 2) + u
-            column = ks // 2 * 32 + (lane & 3) * 8 + j + column0
-            pair = [kv.f32(query.load(*token, h, column + more, width=1)) for more in (0, 4)]
-            return kv.pack_f16x2(*(x * (1.0 / FACTORS[j]) for x in pair))
         if c.narrow:
             column = ks * 16 + (lane & 3) * 4 + 2 * u
             if ks * 16 >= c.size:
@@ -123,13 +119,13 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
             safe = kv.where(exists, row, 0)
             token = queries.at(queries.base(b), safe // G)
             h = head * G + safe % G
-            words, turned = [], None
-            if spec.rotation:
-                turned = rotated_words(query, token, h, lane, column0)
+            words, packed = [], None
+            if spec.packed:
+                packed = packed_words(query, token, h, lane, column0)
             for ks in kv.static(range(QS)):
                 for u in kv.static(range(2)):
-                    if turned is not None:
-                        word = turned[2 * ks + u]
+                    if packed is not None:
+                        word = packed[2 * ks + u]
                     elif c.joined > 1:
                         word = joined_word(query, token, h, ks, u, lane, safe % G // c.case.group)
                     else:
@@ -148,17 +144,36 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
 
     @kv.func
     def query_sums(q, place, nt, lane):
-        """The sums over each granule of the query rows of a lane's scores, in the scores' unit: [2 * granule + row].
+        """The sums over each granule of the query rows, as the zeros of keys are multiplied with them.
 
-        A product with ones has them where the scores of the rows are.
+        Products with ones add them up. With one granule a lane has the sums of its two scores' rows, in the scores'
+        unit. With several it has :func:`zero_products`' second operands: rows of the products are granules.
         """
+        sums = [kv.f32(0.0)] * 4
+        for ks in kv.static(range(QS)):
+            words = []
+            for u in kv.static(range(2)):
+                one = kv.i32(ones(FACTORS[2 * (ks % 2) + u]))
+                for upper in kv.static(range(2)):
+                    here = one
+                    if GN > 1:
+                        granule = 8 * upper + ((lane >> 2) % 4 if GN <= 4 else lane >> 2)
+                        here = kv.where(granule == granule_of(ks), one, 0)
+                    words.append(here)
+            sums = kv.mma_m16n8k16(words, query_step(q, place, nt, ks, lane), sums, c.mma)
+        if GN == 1:
+            return [x * (1.0 / scaled_by(spec.dtype)) for x in sums[:2]]
         found = []
-        for g in kv.static(range(GN)):
-            sums = [kv.f32(0.0)] * 4
-            for ks in kv.static(range(g * GS, min((g + 1) * GS, QS))):
-                first, second = [kv.i32(ones(FACTORS[2 * (ks % 2) + u])) for u in range(2)]
-                sums = kv.mma_m16n8k16([first, first, second, second], query_step(q, place, nt, ks, lane), sums, c.mma)
-            found.extend([x * (1.0 / scaled_by(spec.dtype)) for x in sums[:2]])
+        for first in kv.static(range(0, GN, 8)):
+            pair = sums[first // 4 : first // 4 + 2]
+            high = kv.pack_f16x2(*pair)
+            rounded = kv.bitcast(high, kv.f16)
+            low = kv.pack_f16x2(*(x - kv.f32(rounded[i]) for i, x in enumerate(pair)))
+            if GN <= 4:  # rows of the second half repeat the granules: their operands are the remainders
+                both = kv.movmatrix(kv.where(lane < 16, high, low))
+                found.extend([both, kv.where((lane & 3) < 2, both, 0)])
+            else:
+                found.extend([kv.movmatrix(high), kv.movmatrix(low)])
         return found
 
     @kv.func
@@ -169,7 +184,8 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
     def empty_query():
         """Placeholder for the query rows before the first sequence."""
         words = [[kv.i32(0)] * (0 if c.query_in_shared else 2 * QS) for _ in range(NT)]
-        return words + [[kv.f32(0.0)] * (2 * ZS) for _ in range(NT if ZS else 0)]
+        zero = kv.f32(0.0) if GN == 1 else kv.i32(0)
+        return words + [[zero] * (2 * cdiv(GN, 8)) for _ in range(NT if ZS else 0)]
 
     @kv.func
     def query_step(q, place, nt, ks, lane):
@@ -295,14 +311,13 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
             a = [f for k in range(loads) for f in key_fragments(stage, mt, k, lane)]
             if SCALED:
                 a = [scaled_keys(a[ks], stage, mt, ks, unit, lane) for ks in range(QS)]
-        scales = scales_of_keys(stage, mt, lane) if GC and not SCALED else None
-        return [score_tile(a, q, place, stage, (mt, nt), unit, scales, lane) for nt in range(NT)]
+        scales = scales_of_keys(stage, mt, lane) if ZS else None
+        zeros = zeros_of_keys(stage, mt, lane) if GN > 1 and ZS else None
+        return [score_tile(a, q, place, stage, (mt, nt), unit, (scales, zeros), lane) for nt in range(NT)]
 
     @kv.func
     def scales_of_keys(stage, mt, lane):
-        """K's scales and, if there are zeros, these: of the tokens of a lane's scores, [granule][half]."""
-        if not ZS:
-            return None
+        """K's scales and zeros of the tokens of a lane's scores, [half][granule]."""
         found = []
         for half in kv.static(range(2)):
             words = stream.pairs(stage, 0, mt * 16 + 8 * half + (lane >> 2))
@@ -310,12 +325,45 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
         return found
 
     @kv.func
-    def score_tile(a, q, place, stage, at, unit, scales, lane):
+    def zeros_of_keys(stage, mt, lane):
+        """The zeros times scales of 16 keys, as the first operands of products with :func:`query_sums`.
+
+        Columns are granules: first the rounded products, then their remainders, each repeated if there are up to 4.
+        """
+        found, column = [], 2 * (lane & (1 if GN <= 4 else 3))
+        for first in kv.static(range(0, GN, 8)):
+            words = []
+            for half in kv.static(range(2)):
+                row = stream.pairs_at(stage, 0, mt * 16 + 8 * half + (lane >> 2))
+                if GN % 2 == 0:
+                    both = (row + 4 * kv.math.min(first + column, GN - 2)).load(kv.i32, 2)
+                    pair = [both[0], both[1]]
+                else:
+                    pair = [(row + 4 * kv.math.min(first + column + i, GN - 1)).load(kv.i32) for i in range(2)]
+                words.append(offsets(*pair))
+            found.append([words[0][0], words[1][0], words[0][1], words[1][1]])
+        return found
+
+    @kv.func
+    def zero_products(zeros, sums):
+        """The part of scores that K's zeros add: sums of query rows times zeros times scales, in two terms each."""
+        found = [kv.f32(0.0)] * 4
+        for i in kv.static(range(len(zeros))):
+            first, second = sums[2 * i], sums[2 * i + 1]
+            if GN <= 4:
+                found = kv.mma_m16n8k16(zeros[i], [first, second], found, c.mma)
+            else:
+                found = kv.mma_m16n8k16(zeros[i], [second, kv.i32(0)], found, c.mma)
+                found = kv.mma_m16n8k16(zeros[i], [first, first], found, c.mma)
+        return found
+
+    @kv.func
+    def score_tile(a, q, place, stage, at, unit, scaling, lane):
         """K Q^T for 16 tokens and 8 rows, from given fragments, or from fragments that are loaded one by one.
 
-        ``at`` is (row tile, column tile), ``scales`` what :func:`scales_of_keys` gives.
+        ``at`` is (row tile, column tile), ``scaling`` what :func:`scales_of_keys` and :func:`zeros_of_keys` give.
         """
-        mt, nt = at
+        (mt, nt), (scales, zeros) = at, scaling
         found = [kv.f32(0.0)] * 4
         both, held = [[kv.f32(0.0)] * 4, [kv.f32(0.0)] * 4], []
         for ks in kv.static(range(QS)):
@@ -330,7 +378,8 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
             b = query_step(q, place, nt, ks, lane)
             if c.wide:
                 fragment, b = parts(fragment), parts(b)
-            both[ks % 2] = multiplied(fragment, b, both[ks % 2])
+            slot = 0 if CHAINED else ks % 2
+            both[slot] = multiplied(fragment, b, both[slot])
             if GC and not SCALED:
                 if (ks + 1) % GS == 0 or ks + 1 == QS:
                     g = granule_of(ks)
@@ -339,11 +388,14 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
                     else:
                         scale = [scales[half][g][0] for half in range(2)]
                     for i in kv.static(range(4)):
-                        one = both[ks % 2][i] if GS == 1 else both[0][i] + both[1][i]
-                        if ZS:  # q . (n + zero) = q . n + sum(q) * zero
-                            one = one + q[NT + nt][2 * g + i % 2] * scales[i // 2][g][1]
+                        one = both[slot][i] if CHAINED or GS == 1 else both[0][i] + both[1][i]
+                        if ZS and GN == 1:  # q . (n + zero) = q . n + sum(q) * zero
+                            one = one + q[NT + nt][i % 2] * scales[i // 2][g][1]
                         found[i] = found[i] + one * scale[i // 2]
                     both = [[kv.f32(0.0)] * 4, [kv.f32(0.0)] * 4]
+        if zeros is not None:  # q . (n + zero) * scale = q . n * scale + sum(q) * (zero * scale)
+            added = zero_products(zeros, q[NT + nt])
+            found = [kv.math.fma(found[i], kv.f32(scaled_by(spec.dtype)), added[i]) for i in range(4)]
         if not GC or SCALED:
             found = [both[0][i] + both[1][i] if QS > 1 else both[0][i] for i in range(4)]
             if SCALED:
@@ -381,7 +433,7 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
     def weights(p, stage, unit, g, mt, lane):
         """The weights of 16 tokens as the second operand of the second product, with V's per-token scales.
 
-        Without V's scales where these come with zeros: :func:`pairs_of_values`.
+        Without V's scales where these come with zeros: :func:`scales_of_values`.
         """
         if GC and not (SCALED or ZS):
             scales = [scale_of(stage, GC + g, mt, half, lane) * unit[1] for half in range(2)]
@@ -389,28 +441,45 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
         return [kv.movmatrix(pack(p[0], p[1])), kv.movmatrix(pack(p[2], p[3]))]
 
     @kv.func
-    def pairs_of_values(stage, mt, lane):
-        """V's scales and zeros of 16 tokens: (scales [granule][half], the operand that sums up zeros).
+    def scales_of_values(stage, mt, lane):
+        """V's scales of 16 tokens, [granule][half]: of the two tokens of a lane's weights.
 
-        A lane has the scales of the two tokens of its weights, per half of the tokens. The operand's rows are granules.
         Scales of f16 times weights up to 1 lose no more than scales have lost: they need no unit.
         """
-        scales, zeros = [[] for _ in range(GN)], []
+        found = [[] for _ in range(GN)]
         for half in kv.static(range(2)):
-            token = mt * 16 + 8 * half + (lane & 3) * 2
-            words = [stream.pairs(stage, 1, token + i) for i in range(2)]
+            words = [stream.pairs(stage, 1, mt * 16 + 8 * half + (lane & 3) * 2 + i) for i in range(2)]
             for g in kv.static(range(GN)):
-                scales[g].append(kv.prmt(words[0][g], words[1][g], 0x5410))
-            for first in kv.static((0, 8)):
-                if GN == 1 and first == 0:
-                    zeros.append(kv.prmt(words[0][0], words[1][0], 0x7632))
-                elif first < GN:
-                    g = kv.math.min(first + (lane >> 2), GN - 1)
-                    own = [(stream.pairs_at(stage, 1, token + i) + 4 * g).load(kv.i32) for i in range(2)]
-                    zeros.append(kv.prmt(*own, 0x7632))
-                else:
-                    zeros.append(kv.i32(0))
-        return scales, zeros
+                found[g].append(kv.prmt(words[0][g], words[1][g], 0x5410))
+        return found
+
+    @kv.func
+    def zeros_of_values(stage, mt, lane):
+        """V's zeros of 16 tokens, per four granules: of two tokens of column ``lane / 4`` of :func:`add_zeros`."""
+        token, found = mt * 16 + (lane & 4) * 2 + (lane & 3) * 2, []
+        for first in kv.static(range(0, GN, 4)):
+            at = 4 * kv.math.min(first + (lane >> 3), GN - 1)
+            words = [(stream.pairs_at(stage, 1, token + i) + at).load(kv.i32) for i in range(2)]
+            found.append(kv.prmt(*words, 0x7632))
+        return found
+
+    @kv.func
+    def add_zeros(b, zeros, sums, lane):
+        """Add a tile's products of weights times scales, b[granule], with V's zeros.
+
+        They are the rounded weights that elements are multiplied with, so that elements and zeros cancel. The operands
+        trade places: rows are query rows. The halves of the tokens of a granule are two rows, lower and upper, and two
+        columns, of which one each counts: column 2 * (granule % 4) of the lower and the next one of the upper row.
+        """
+        for first in kv.static(range(0, GN, 4)):
+            zero, at = zeros[first // 4], first
+            for g in kv.static(range(first, min(first + 4, GN), 2)):
+                both, pair = [*b[g], kv.i32(0), kv.i32(0)], [zero, zero]
+                if g + 1 < GN:
+                    both = [*b[g], *b[g + 1]]
+                if GN > 1:
+                    pair = [kv.where((lane >> 3) == g - first + i, zero, 0) for i in range(2)]
+                sums[at : at + 4] = multiplied(both, pair, sums[at : at + 4])
 
     @kv.func
     def wide_weights(p):
@@ -433,22 +502,21 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
                         o[at : at + 4] = multiplied(a, b[nt], o[at : at + 4])
             return
         step, b = c.load_steps, []
-        fragments, plain, scales = [], [], []
+        fragments, plain, scaled = [], [], []
         if ZS:
             plain = [weights(p[nt], stage, unit, 0, mt, lane) for nt in range(NT)]
-            scales, of_zeros = pairs_of_values(stage, mt, lane)
+            scales, of_zeros = scales_of_values(stage, mt, lane), zeros_of_values(stage, mt, lane)
+            scaled = [[times(plain[nt], scales[g]) for g in range(GN)] for nt in range(NT)]
+            for nt in kv.static(range(NT)):
+                sums = zeros[nt * ZC : (nt + 1) * ZC]
+                add_zeros(scaled[nt], of_zeros, sums, lane)
+                zeros[nt * ZC : (nt + 1) * ZC] = sums
         for t in kv.static(range(cdiv(KS, step))):
             for u in kv.static(range(min(step, KS - t * step))):
                 ks = t * step + u
                 if ks % GS == 0:  # a new granule: the first, or one with its own scales
-                    if ZS:  # sum(w * (n + zero)) = sum(w * n) + sum(w * zero) with the weights w = p * scale
-                        g = granule_of(ks)
-                        b = [times(plain[nt], scales[g]) for nt in range(NT)]
-                        own = of_zeros
-                        if GN > 1:  # only the granule's row
-                            own = [kv.where((lane >> 2) + i % 2 * 8 == g, x, 0) for i, x in enumerate(of_zeros)]
-                        for nt in kv.static(range(NT)):
-                            zeros[4 * nt : 4 * nt + 4] = multiplied(own, b[nt], zeros[4 * nt : 4 * nt + 4])
+                    if ZS:
+                        b = [scaled[nt][granule_of(ks)] for nt in range(NT)]
                     else:
                         b = [weights(p[nt], stage, unit, granule_of(ks), mt, lane) for nt in range(NT)]
                 if u == 0:

@@ -8,7 +8,8 @@
 The import registers ``"kvarn"`` with transformers' attention and mask interfaces. Keys and values of a
 :class:`PagedCache` stay in pages: a layer's ``update`` only records the new ones, and the following attention appends
 and reads them. Tokens masked by a 2-D attention mask (padding on either side) are neither stored nor computed. With any
-other cache, or none, attention runs over the model's own keys and values.
+other cache, or none, attention runs over the model's own keys and values. After ``kvhf.use_in_generate_batch(model)``,
+``model.generate_batch`` attends by kvarn too, in the pages of continuous batching.
 """
 
 from __future__ import annotations
@@ -21,7 +22,8 @@ from transformers.integrations.sdpa_attention import create_position_bias_mask
 
 import kvarn.torch  # noqa: F401 (operations that torch can trace)
 
-from . import given, masks
+from . import continuous, given, masks
+from .continuous import use_in_generate_batch
 from .masks import Mask
 from .paged import PagedCache, PagedLayer
 
@@ -71,6 +73,8 @@ def attention(
             "softcap": options.get("softcap"),
             "sinks": None if options.get("s_aux") is None else options["s_aux"].float(),
         }
+        if isinstance(options.get("cache"), continuous.PagedAttentionCache):
+            return continuous.attend(module, query, key, value, how, options), None
         mask, causal, position_bias = attention_mask, options.get("is_causal"), options.get("position_bias")
         if mask is None:
             causal = getattr(module, "is_causal", True) if causal is None else causal
@@ -92,7 +96,8 @@ def attention(
         raise
 
 
-AttentionInterface.register(NAME, attention)
-AttentionMaskInterface.register(NAME, masks.mask)
+for _name in (NAME, continuous.NAME):
+    AttentionInterface.register(_name, attention)
+    AttentionMaskInterface.register(_name, masks.mask)
 
-__all__ = ["NAME", "Mask", "PagedCache", "PagedLayer", "attention"]
+__all__ = ["NAME", "Mask", "PagedCache", "PagedLayer", "attention", "use_in_generate_batch"]

@@ -204,7 +204,7 @@ def test_the_page_opens_on_the_code_of_the_kernel(page, tmp_path):
     rows = [f"--spec={name}=buffer(bf16, (none, 1, 64))" for name in ("key", "value")]
     assert cli.main(["explain", "--op=append", "--target=sm_80", spec, *rows, f"--html={tmp_path / 'a.html'}"]) == 0
     for text, file, stage in (
-        (page, "test_passport.py", "input"),
+        (page, "test_kernel_report.py", "input"),
         ((tmp_path / "a.html").read_text(), "append.py", "expand-kv-operations"),
     ):
         data = data_of(text)
