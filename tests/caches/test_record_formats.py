@@ -157,12 +157,12 @@ def test_append_and_loads_are_those_of_numpy(place: str, name: str) -> None:
 
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize(
-    "record", [kv.Record("u4", "f16", 512, True), kv.Record("e2m1", "f32", 512, rotation=512)], ids=["u4", "e2m1"]
+    "record", [kv.Record("u4", "f16", 256, True), kv.Record("e2m1", "f32", 256, rotation=256)], ids=["u4", "e2m1"]
 )
 def test_a_group_may_be_a_wide_head(place: str, record: kv.Record) -> None:
     rng, new = np.random.default_rng(8), (2,)
-    found, offsets = collection_of(record, (0,), new, rng, 512), offsets_of(new)
-    key, value = (rng.standard_normal((2, HEADS, 512)).astype(np.float32) for _ in range(2))
+    found, offsets = collection_of(record, (0,), new, rng, 256), offsets_of(new)
+    key, value = (rng.standard_normal((2, HEADS, 256)).astype(np.float32) for _ in range(2))
     with at(place):
         kv.ops.append(found, 0, key, value, offsets)
     for cache, given in ((found.get_key_cache(0), key), (found.get_value_cache(0), value)):
