@@ -327,8 +327,9 @@ def problems(case: Case, target: Target, row_alignment: int, schedule: Mapping[s
         found.append(f"needs a head size of a multiple of 8 up to {MOST_COLUMNS}, got {spec.head_size}")
     if case.pages and spec.page_size % LEAST_LISTED:
         found.append(f"needs listed pages of a multiple of {LEAST_LISTED} tokens, got {spec.page_size}")
-    if row_alignment < 16:
-        found.append(f"needs query and output rows aligned to 16 bytes, got {row_alignment}")
+    if row_alignment < 16 and (case.query.bits != 16 or not spec.of_cache):
+        what = "query and output rows" if spec.of_cache else "rows"
+        found.append(f"needs {what} aligned to 16 bytes, got {row_alignment}")
     if not found and instruction == MMA:
         config = _by_mma(case, target, {"splits": 1})  # as lists of pages require
         found += [f"has none for {target.name}: {config}"] if isinstance(config, str) else []
@@ -367,6 +368,8 @@ def why_not_stored(config: TileConfig) -> str | None:
     if config.instruction != WGMMA or case.query is not bf16 or case.spec.dtype not in (f8e4m3, f8e5m2):
         got = f"{case.query.name} over {case.spec.dtype.name} by {config.instruction}"
         return f"unconverted keys need a bf16 query over f8e4m3 or f8e5m2 keys by wgmma, got {got}"
+    if not case.aligned:
+        return "a query of two terms is loaded by rows, which must be aligned to 16 bytes"
     if case.spec.quantized:
         return f"keys are scaled before their products, by granules of {case.spec.granularity}"
     if not staged_by_tma(config):

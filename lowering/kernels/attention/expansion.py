@@ -27,7 +27,7 @@ from kvarn.lowering.tiles.ir import WGMMA
 
 from .. import expands
 from ..base import Expansion
-from ..common import row_alignment
+from ..common import BYTES, row_alignment
 from . import kernel as attention_tiles, launch as tile_launch, rows as attention_rows
 from .arguments import AttentionArguments
 from .case import Case, Masking
@@ -50,7 +50,7 @@ def case_of(op: Any, at: Expansion) -> Case:
         RowFormat(spec), query=at.dtype(op.query), out=at.dtype(op.out), heads=heads_of(op, at),
         value_size=spec.head_size, mask=Masking(op.mask.value, op.span.value), softcap=op.softcap.value,
         score=score_of(op), alibi=op.alibi_slopes is not None, padded=is_padded(op),
-        pages=getattr(op, "pages", None) is not None, blocks=block_tile(op),
+        pages=getattr(op, "pages", None) is not None, blocks=block_tile(op), aligned=row_alignment(op) >= BYTES,
     )  # fmt: skip
 
 
