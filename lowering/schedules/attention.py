@@ -323,11 +323,13 @@ def problems(case: Case, target: Target, row_alignment: int, schedule: Mapping[s
     if spec.is_mla and (case.query is f32 or (instruction != MMA and not latent)):
         found.append("needs a collection with values, got an MLA one")
     sizes = case.content, case.size, case.value_size
-    if any(n % 8 for n in sizes) or not 8 <= min(sizes) <= case.value_size <= MOST_COLUMNS:
-        found.append(f"needs a head size of a multiple of 8 up to {MOST_COLUMNS}, got {spec.head_size}")
+    by_elements = spec.of_cache and case.row.plain and not spec.is_mla and not narrow
+    if (any(n % 8 for n in sizes) and not by_elements) or not min(sizes) <= case.value_size <= MOST_COLUMNS:
+        of = "a head size" if by_elements else "a head size of a multiple of 8"
+        found.append(f"needs {of} up to {MOST_COLUMNS}, got {spec.head_size}")
     if case.pages and spec.page_size % LEAST_LISTED:
         found.append(f"needs listed pages of a multiple of {LEAST_LISTED} tokens, got {spec.page_size}")
-    if row_alignment < 16 and (case.query.bits != 16 or not spec.of_cache):
+    if row_alignment < 16 and (narrow or not spec.of_cache):
         what = "query and output rows" if spec.of_cache else "rows"
         found.append(f"needs {what} aligned to 16 bytes, got {row_alignment}")
     if not found and instruction == MMA:
@@ -346,7 +348,7 @@ def of_boxes(config: TileConfig) -> bool:
     """Whether tiles of the cache are whole TMA boxes."""
     rows, spec = config.box_rows, config.case.spec
     boxes = config.keys // rows
-    whole = boxes == 1 or rows % ATOM_ROWS == 0
+    whole = (boxes == 1 or rows % ATOM_ROWS == 0) and spec.head_size % 8 == 0
     return config.instruction == WGMMA and spec.kind != RAGGED and whole and boxes <= 32
 
 

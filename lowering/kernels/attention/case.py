@@ -150,7 +150,7 @@ class Case:
     chunk : Chunk, optional
         The chunk, for an MLA prefill's chunk.
     aligned : bool
-        Whether the rows of query and output are aligned to 16 bytes.
+        Whether the rows of query and output are aligned to 16 bytes, and have a multiple of 8 columns.
     """
 
     row: RowFormat

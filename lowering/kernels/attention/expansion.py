@@ -34,6 +34,7 @@ from .case import Case, Masking
 from .decode import kernel as attention_decode
 from .queries import batch_of, heads_of, is_padded, row_count
 
+COLUMNS = 8  # of a row that are loaded or written together
 WIDEST_ROWS = 16  # row alignment in bytes when a block mask is made: the attention's own is not known then
 LISTED_KEYS = 64  # keys per tile of a decode's block mask, at least
 
@@ -50,7 +51,8 @@ def case_of(op: Any, at: Expansion) -> Case:
         RowFormat(spec), query=at.dtype(op.query), out=at.dtype(op.out), heads=heads_of(op, at),
         value_size=spec.head_size, mask=Masking(op.mask.value, op.span.value), softcap=op.softcap.value,
         score=score_of(op), alibi=op.alibi_slopes is not None, padded=is_padded(op),
-        pages=getattr(op, "pages", None) is not None, blocks=block_tile(op), aligned=row_alignment(op) >= BYTES,
+        pages=getattr(op, "pages", None) is not None, blocks=block_tile(op),
+        aligned=row_alignment(op) >= BYTES and spec.head_size % COLUMNS == 0,
     )  # fmt: skip
 
 
