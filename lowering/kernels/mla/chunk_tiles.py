@@ -27,8 +27,6 @@ from ..attention.queries import tiles_of
 from ..attention.specialisation import TileArguments, TileKernel
 from ..base import Expansion
 
-
-
 KEYS_BY_MMA = 64  # keys of a tile whose parts warps load to registers: rows of all warps
 
 
