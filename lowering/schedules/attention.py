@@ -315,8 +315,9 @@ def problems(case: Case, target: Target, row_alignment: int, schedule: Mapping[s
         found.append(
             f"needs pages and a head size of a multiple of 32 for queries of f8e4m3, got {spec.head_size}, {spec.kind}"
         )
-    if spec.packed:
-        found.append(f"needs elements of whole bytes, got {spec.dtype.name}")
+    if spec.packed and (spec.rotation or not spec.zero or instruction != WGMMA):
+        of = "rotated heads" if spec.rotation else spec.dtype.name
+        found.append(f"needs elements of whole bytes, or by wgmma u4 with zeros that is not rotated, got {of}")
     elif spec.dtype is not case.query and not spec.converted:
         found.append(f"needs a cache of the query's type or of 8 bits, got {spec.dtype.name}")
     latent = case.value_size < case.size and spec.dtype is case.query and not spec.quantized
@@ -355,7 +356,7 @@ def of_boxes(config: TileConfig) -> bool:
 def staged_by_tma(config: TileConfig) -> bool:
     """Whether TMA copies whole boxes for threads to convert; not with scales that would need many small copies."""
     spec, size, several = config.case.spec, config.case.size, len(config.column_ranges) > 1
-    if not (config.staged and of_boxes(config)):
+    if not (config.staged and of_boxes(config)) or spec.packed:
         return False
     if joins_heads(spec):  # boxes include 8 columns of a neighbouring head
         return not several and (not spec.quantized or spec.granularity >= size)

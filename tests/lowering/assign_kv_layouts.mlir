@@ -429,10 +429,33 @@ gpu.module @kernels {
 // -----
 
 gpu.module @kernels {
-  gpu.func @both_ways(%x: tensor<64x64xf32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
+  // Vectors of rows that are columns too are converted where they are not cheap to compute: reductions and running sums.
+  // CHECK-LABEL: gpu.func @converted
+  // CHECK:         %[[M:.*]] = "kv.tile_reduce"({{.*}} -> tensor<64xf32, "rows(wgmma)">
+  // CHECK:         %[[C:.*]] = "kv.convert_layout"(%[[M]]) : (tensor<64xf32, "rows(wgmma)">) -> tensor<64xf32, "columns(wgmma:4)">
+  // CHECK:         %[[S:.*]] = "kv.tile_scan"(%[[M]])
+  // CHECK-SAME:      -> tensor<64xf32, "rows(wgmma)">
+  // CHECK:         %[[D:.*]] = "kv.convert_layout"(%[[S]]) : (tensor<64xf32, "rows(wgmma)">) -> tensor<64xf32, "columns(wgmma:4)">
+  // CHECK:         "kv.tile_broadcast"(%[[C]]) {dimension = 1 : i64}
+  // CHECK:         "kv.tile_broadcast"(%[[S]]) {dimension = 0 : i64}
+  // CHECK:         "kv.tile_broadcast"(%[[D]]) {dimension = 1 : i64}
+  gpu.func @converted(%x: tensor<64x64xf32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
     %m = "kv.tile_reduce"(%x) {kind = "max", axis = 1 : i64} : (tensor<64x64xf32>) -> tensor<64xf32>
-    // expected-error @below {{'kv.tile_broadcast' op combines a vector along rows with one along columns: compute it once for each dimension}}
+    %s = "kv.tile_scan"(%m) {kind = "add", axis = 0 : i64} : (tensor<64xf32>) -> tensor<64xf32>
     %y = "kv.tile_broadcast"(%m) {dimension = 1 : i64} : (tensor<64xf32>) -> tensor<64x64xf32>
+    %r = "kv.tile_broadcast"(%s) {dimension = 0 : i64} : (tensor<64xf32>) -> tensor<64x64xf32>
+    %c = "kv.tile_broadcast"(%s) {dimension = 1 : i64} : (tensor<64xf32>) -> tensor<64x64xf32>
+    gpu.return
+  }
+}
+
+// -----
+
+gpu.module @kernels {
+  gpu.func @both_ways(%x: tensor<64x64xf16>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
+    %m = "kv.tile_reduce"(%x) {kind = "max", axis = 1 : i64} : (tensor<64x64xf16>) -> tensor<64xf16>
+    // expected-error @below {{'kv.tile_broadcast' op combines a vector along rows with one along columns: compute it once for each dimension}}
+    %y = "kv.tile_broadcast"(%m) {dimension = 1 : i64} : (tensor<64xf16>) -> tensor<64x64xf16>
     gpu.return
   }
 }

@@ -464,6 +464,15 @@ def lower_scan(op: Any) -> ir.Value:
     return outer[0]
 
 
+@rules.lowers("kv.tile_total")
+def lower_total(op: Any) -> ir.Value:
+    fold = _FOLDS[op.kind.value][0 if isinstance(element(op.source), ir.FloatType) else 1]
+    first = tensor.extract(op.source, [arith.constant(ir.IndexType.get(), 0)])
+    with loop(shape(op.source)[0], first, first=1) as (i, carried):
+        carried[0] = fold(carried[0], tensor.extract(op.source, [as_index(i.ir)]))
+    return carried[0]
+
+
 @rules.lowers("kv.tile_solve")
 def lower_solve(op: Any) -> ir.Value:
     rows, columns = shape(op.right)
