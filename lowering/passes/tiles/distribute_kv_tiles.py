@@ -65,6 +65,7 @@ from kvarn.lowering.tiles.ir import (
     WARPGROUP,
     WARPGROUP_ROWS,
     WGMMA,
+    backward,
     element,
     instruction_of,
     is_elementwise,
@@ -115,6 +116,7 @@ class Distribution:
         producers, self.slots = producers_of(schedule), schedule.get("staging_stages", SLOTS)
         consumers = schedule.get("consumers", block // WARPGROUP - producers)
         self.body = function.regions[0].blocks[0]
+        self.given = [o.operation for o in self.body.operations][:-1]  # without the return
         with ir.InsertionPoint.at_block_begin(self.body), function.location:
             proxy = instruction_of(function) == WGMMA
             across = 4 * consumers if schedule.get(SWAPPED) else schedule.get("across", 1)
@@ -213,13 +215,15 @@ class Distribution:
                 user.attributes[WEIGHTS] = ir.TypeAttr.get(element(ready.result))
 
     def confine(self) -> None:
-        """Guard the top-level ops that consume tiles by the consumer branch, if the producer has nothing to copy."""
-        for op in [o.operation for o in self.body.operations]:
-            if ops_named(op, "kv.consumer_wait"):
-                with ir.InsertionPoint(op), op.location:
-                    branch = scf.IfOp((self.threads.block_thread >= self.threads.first).ir)
-                    with ir.InsertionPoint(branch.then_block):
-                        end = scf.YieldOp([])
+        """Let only the consumers run the kernel if the producer has nothing to copy."""
+        made = [op for op in self.given if op.name in _MADE]
+        outside = {*made, *backward(made, self.given.__contains__)}
+        with ir.InsertionPoint(self.body.operations[len(self.body.operations) - 1]), self.function.location:
+            branch = scf.IfOp((self.threads.block_thread >= self.threads.first).ir)
+            with ir.InsertionPoint(branch.then_block):
+                end = scf.YieldOp([])
+        for op in self.given:
+            if op not in outside:
                 op.move_before(end.operation)
 
     def sink(self) -> None:
@@ -344,12 +348,14 @@ class Distribution:
         op.erase()
 
     def waited_for(self, op: ir.Operation, layout: SharedLayout) -> list[Pointer]:
-        """The stages of query rows that are acquired at an op and released after it."""
+        """The stages of query rows that are acquired at an op and released after it, and that nothing reads later."""
         found = []
         for wait in self.waits_for_rows(op):
             stages = self.stages[wait.operands[0]]
             held = stages.layout
-            if not self.is_released(wait, op) and held.rows == layout.rows and held.row_bytes >= layout.row_bytes:
+            rows = StagedRows(layout, stages.tiles, wait.block, last_use(wait))
+            fits = held.rows == layout.rows and held.row_bytes >= layout.row_bytes
+            if fits and not self.is_released(wait, op) and rows.is_free(op, layout):
                 found.append(stages.tile(stages.stage(scalar(wait.operands[1]))[0]))
         return found
 
