@@ -21,13 +21,13 @@ mma.sync.
    Threads convert it as they load their fragments (``kv.tile_fragments``), and its scales multiply the product.
 
 6. *Computed operands.* B is copied to shared memory if it is computed (``kv.tile_share``), and so is A if it is
-   transposed: the instruction then reads it by columns. Rows that both products and arithmetic read are loaded to shared
-   memory, and read back to registers before each use by arithmetic (``kv.tile_unshare``).
+   transposed: the instruction then reads it by columns. Rows that both products and arithmetic read are loaded to
+   shared memory, and read back to registers before each use by arithmetic (``kv.tile_unshare``).
 
 A vector with an element per row has the layout ``rows(wgmma)``, one with an element per column ``columns(wgmma:8)``
 (or the same of ``mma``), and the vector that fills a lookup table is ``spread`` over the threads of a warpgroup. A
-vector that is used along both dimensions is computed once for each, or converted if it is a reduction or a running sum. Tiles of row indices and masks get no layout: they
-are evaluated per element where rows are loaded or stored.
+vector that is used along both dimensions is computed once for each, or converted if it is a reduction or a running sum.
+Tiles of row indices and masks get no layout: they are evaluated per element where rows are loaded or stored.
 
 Before:  %s = "kv.dot"(%q, %k) : (tensor<128x128xbf16>, tensor<128x128xbf16>) -> tensor<128x128xf32>
 After:   %s = "kv.dot"(%q, %k) : (tensor<..., "shared">, tensor<..., "shared">) -> tensor<128x128xf32, "wgmma">
