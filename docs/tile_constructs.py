@@ -244,6 +244,13 @@ def converted(x: F32, y: F32, out: F32):
     out.store_rows(i, value=kv.dot(kv.bf16(a), kv.bf16(b)))
 
 
+@construct(LOADS, "`load_rows(first_column=16)`", lambda x, y, _: wide(x)[:, 16:48] @ wide(y)[:, 32:].T)
+def other_columns(x: B16, y: B16, out: F32):
+    i = kv.tile_index(64)
+    a, b = x.load_rows(i, columns=32, first_column=16), y.load_rows(i, columns=32, first_column=32)
+    out.store_rows(i, value=kv.dot(a, b.T))
+
+
 @construct(LOADS, "`load_rows` that no product reads", lambda x, _: wide(x) + 1)
 def only_loaded(x: B16, out: F32):
     i = kv.tile_index(64)

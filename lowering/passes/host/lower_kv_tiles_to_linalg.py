@@ -312,7 +312,8 @@ def lower_load_rows(op: Any) -> ir.Value:
                 tile, indices = carried[0], _at(op.indices, at) if exists else []
                 for column, width in column_vectors(columns, LANES):
                     if exists:
-                        value = buffer.load(*indices, column, width=width, alignment=buffer.dtype.itemsize)
+                        at_column = stored_from(op) + column
+                        value = buffer.load(*indices, at_column, width=width, alignment=buffer.dtype.itemsize)
                         value = value.ir
                     else:
                         value = zeros(element(op.tile), width)
