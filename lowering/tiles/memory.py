@@ -567,6 +567,7 @@ def read_tile(place: Pointer, layout: SharedLayout, tile: ir.Type, threads: Thre
     for at, registers in places_held(place, layout, held, threads):
         read = at.load(dtype, len(registers))
         found += [x.ir for x in read] if len(registers) > 1 else [read.ir]
+    ptx.syncwarp()  # one lane releases a stage for all lanes, which have read it then
     return from_elements(found)
 
 
