@@ -16,11 +16,14 @@ HEADS = 8  # elements: head sizes are multiples
 LARGEST_HEAD = 256
 CAPABILITY = (8, 0)
 INSTEAD = "use FLASH_ATTN, FLASHINFER or TRITON_ATTN"
+INSTEAD_OF_MLA = "use FLASHMLA or FLASH_ATTN_MLA"
+MLA_TESTED = ((0, 26), (0, 26))  # the same of models with MLA
+MLA_CACHE_DTYPES = ["auto", "float16", "bfloat16"]
+LONGEST_ROW = 576  # elements of a latent row
 
 # Arguments of vLLM's validate_configuration that may be set. Those that are not known are refused where they are set.
-_SERVED = {"has_sink", "has_sliding_window", "use_batch_invariant"}
+_SERVED = {"has_sink", "has_sliding_window", "use_batch_invariant", "use_mla"}
 _NAMES = {
-    "use_mla": "MLA: use FLASHMLA or FLASH_ATTN_MLA",
     "use_sparse": "sparse attention: use FLASHMLA_SPARSE",
     "use_mm_prefix": "bidirectional attention between a prompt's image tokens",
     "use_per_head_quant_scales": "scales per head of an fp8 cache: scales per tensor are served",
@@ -30,10 +33,10 @@ _NAMES = {
 }
 
 
-def unknown_version(version: str) -> str | None:
+def unknown_version(version: str, tested: tuple[tuple[int, int], tuple[int, int]] = TESTED) -> str | None:
     """Why a version of vLLM is not served, or None."""
     numbers = version.split("+")[0].split(".")[:2]
-    first, last = TESTED
+    first, last = tested
     if all(n.isdigit() for n in numbers) and first <= tuple(map(int, numbers)) <= last:
         return None
     known = f"{'.'.join(map(str, first))} to {'.'.join(map(str, last))}"
@@ -50,13 +53,16 @@ def reasons(
     asked: dict[str, Any],
 ) -> list[str]:
     """Why a layer is not served, each with what serves it; ``asked`` are the options of its attention by name."""
-    found = []
-    if not supports_head_size(head_size):
+    found, mla = [], bool(asked.get("use_mla"))
+    if mla and not supports_row_size(head_size):
+        found.append(f"MLA rows of {head_size}: multiples of {HEADS} above {LARGEST_HEAD} up to {LONGEST_ROW}")
+    elif not mla and not supports_head_size(head_size):
         found.append(f"head size {head_size}: sizes are multiples of {HEADS} up to {LARGEST_HEAD}")
     if dtype not in DTYPES:
         found.append(f"dtype {dtype}: {_listed(DTYPES)} are served")
-    if kv_cache_dtype is not None and kv_cache_dtype not in CACHE_DTYPES:
-        found.append(f"kv_cache_dtype {kv_cache_dtype}: {_listed(CACHE_DTYPES)} are served")
+    known = MLA_CACHE_DTYPES if mla else CACHE_DTYPES
+    if kv_cache_dtype is not None and kv_cache_dtype not in known:
+        found.append(f"kv_cache_dtype {kv_cache_dtype}{' with MLA' * mla}: {_listed(known)} are served")
     own = {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(str(kv_cache_dtype), dtype)
     if own != dtype:
         found.append(f"kv_cache_dtype {kv_cache_dtype} for a model of {dtype}: a cache of floats has the model's type")
@@ -69,7 +75,11 @@ def reasons(
     for name, value in asked.items():
         if value and name not in _SERVED:
             found.append(_NAMES.get(name, f"{name}={value!r}"))
-    return [f"kvarn-vllm does not serve {reason}; {INSTEAD}" for reason in found]
+    return [f"kvarn-vllm does not serve {reason}; {INSTEAD_OF_MLA if mla else INSTEAD}" for reason in found]
+
+
+def supports_row_size(size: int) -> bool:
+    return size % HEADS == 0 and LARGEST_HEAD < size <= LONGEST_ROW
 
 
 def supports_head_size(size: int) -> bool:

@@ -34,6 +34,11 @@ CONFIGS = {
     "bloom": lambda: hf.BloomConfig(
         vocab_size=VOCABULARY, hidden_size=256, n_layer=3, n_head=4, bos_token_id=1, initializer_range=0.2
     ),
+    "deepseek": lambda: hf.DeepseekV3Config(  # MLA; no experts, which need vLLM's compiled part
+        **{**_COMMON, "num_key_value_heads": 4, "head_dim": 64}, first_k_dense_replace=3, kv_lora_rank=512,
+        q_lora_rank=64, qk_nope_head_dim=32, qk_rope_head_dim=64, v_head_dim=32, n_routed_experts=8, n_group=1,
+        topk_group=1, num_experts_per_tok=2,
+    ),
     "gpt_oss": lambda: hf.GptOssConfig(
         **{**_COMMON, "intermediate_size": 64}, num_local_experts=4, num_experts_per_tok=2, sliding_window=24
     ),

@@ -15,10 +15,11 @@ import kvarn as kv
 # vLLM computes Bloom's GELU without the approximation that transformers makes.
 BOUNDS = {"bloom": 2e-2}
 # vLLM's experts need its compiled part from 0.33 on.
+WITH_MLA = pytest.param("deepseek", marks=pytest.mark.skipif(vllm.__version__ > "0.26.9", reason="refused"))
 WITH_EXPERTS = pytest.param("gpt_oss", marks=pytest.mark.skipif(vllm.__version__ > "0.26.9", reason="compiled experts"))
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral", "gemma2", "gemma3", "bloom", WITH_EXPERTS])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral", "gemma2", "gemma3", "bloom", WITH_MLA, WITH_EXPERTS])
 def test_an_engine_chooses_the_tokens_of_transformers(name):
     """Prompts in chunks, chunks beside decodes, and a prompt whose beginning is cached; every layer is kvarn's."""
     with engine(name) as llm:
@@ -86,8 +87,8 @@ def one_token_less(seq_lens, starts, ends, out):
     out.copy_((seq_lens + starts - ends - 1).clamp(min=0))
 
 
-def _changed(**change):
-    attention = kv.ops.attention
+def _changed(name="attention", **change):
+    attention = getattr(kv.ops, name)
 
     def changed(*given, **options):
         return attention(*given, **{**options, **change})
@@ -104,8 +105,9 @@ def _changed(**change):
         ("gemma3", "attention", _changed(window=None)),
         ("bloom", "attention", _changed(alibi_slopes=None)),
         pytest.param(*("gpt_oss", "attention", _changed(sinks=None)), marks=WITH_EXPERTS.marks),
+        pytest.param("deepseek", "mla_attention", _changed("mla_attention", scale=0.05), marks=WITH_MLA.marks),
     ],
-    ids=["lengths", "mask", "softcap", "window", "slopes", "sinks"],
+    ids=["lengths", "mask", "softcap", "window", "slopes", "sinks", "scale"],
 )
 def test_a_wrong_copy_is_noticed(name, place, change, monkeypatch):
     monkeypatch.setattr(backend if place == "tokens_before" else kv.ops, place, change)

@@ -250,7 +250,8 @@ def lower_load(op: Any) -> ir.Value:
     low = None
     if constant_int(op.begin) != 0:
         low = arith.maxsi(arith.minsi(arith.subi(op.begin, first.ir), exist), const(0))
-    step = tokens_a_page(spec, rows) if op.lists is None else 1
+    anywhere = op.lists is not None or any(u.name == "kv.tile_concatenate" for u in users(op.tile))
+    step = 1 if anywhere else tokens_a_page(spec, rows)
     pages = arith.divui(arith.addi(exist, const(step - 1)), const(step))
     with loop(pages, empty(type_), first=0 if low is None else arith.divui(low, const(step))) as (n, outer):
         here = n * step

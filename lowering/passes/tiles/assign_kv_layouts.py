@@ -57,7 +57,7 @@ from kvarn.dialect.ops.tile import (
 from kvarn.dialect.tile_layout import GROUP_WARPS, WARP_ROWS
 from kvarn.lowering.pass_base import fail, kv_pass
 from kvarn.lowering.remarks import remark
-from kvarn.lowering.rewrite import defining_op, enclosing, ops_named, walk
+from kvarn.lowering.rewrite import defining_op, enclosing, is_inside, ops_named, walk
 from kvarn.lowering.schedules.limits import MOST_HELD, why_not_by_mma
 from kvarn.lowering.target import by_name
 from kvarn.lowering.tiles import fragments
@@ -389,11 +389,20 @@ def vectors_of(function: ir.Operation, accumulators: Accumulators) -> Vectors:
     return found
 
 
+def outside_loops(op: ir.Operation, value: ir.Value) -> ir.Operation:
+    """The outermost loop around an operation in which a value does not change, or the operation itself."""
+    owner = value.owner
+    maker = (owner.owner if isinstance(owner, ir.Block) else owner).operation
+    while (loop := enclosing(op, "scf.for")) is not None and not is_inside(maker, loop):
+        op = loop
+    return op
+
+
 def place_operands(function: ir.Operation, accumulators: Accumulators) -> dict[ir.Value, str]:
     """The shared-memory layouts of the operands that products read from shared memory.
 
     Where warps divide columns, or operands are swapped, every warp reads all of A: a computed A is then copied to
-    shared memory (``kv.tile_share``).
+    shared memory (``kv.tile_share``), before the loops that do not change it.
     """
     shared: dict[ir.Value, str] = {}
     for op in ops_named(function, "kv.dot"):
@@ -448,13 +457,17 @@ def _copied_as_one(op: ir.Operation) -> bool:
 
 
 def share(op: ir.Operation, number: int) -> ir.Value:
-    """Copy a computed operand of an op to shared memory, once for all products of its block that read it."""
+    """Copy a computed operand of an op to shared memory, before the loops that do not change it.
+
+    It is copied once for all products of a block that read it.
+    """
     value = op.operands[number]
-    maker = next((user for user in users(value) if user.name == "kv.tile_share" and user.block == op.block), None)
+    place = outside_loops(op, value)
+    maker = next((user for user in users(value) if user.name == "kv.tile_share" and user.block == place.block), None)
     if maker is not None:
         op.operands[number] = maker.results[0]
         return maker.results[0]
-    with ir.InsertionPoint(op), op.location:
+    with ir.InsertionPoint(place), op.location:
         made = TileShareOp(value, tile_type(shape(value), element(value), SHARED)).operation.results[0]
     op.operands[number] = made
     return made
