@@ -418,10 +418,11 @@ def verify_columns(op: Any, spec: CacheSpec, tile: ir.RankedTensorType, converte
 
 
 class TileStoreOp(Kv.Operation, name="tile_store", traits=[_StoresRows]):
-    """Write a tile to the tokens [first, first + rows) of a head of a cache without scales, converted to its elements.
+    """Write a tile to the tokens [first, first + rows) of a head of a cache, converted or quantized to its elements.
 
     Operands: cache, batch, head, first token; count, from which on tokens are not written; value, a float tile.
-    Attribute first_column, of the head dimension. Tokens without a page of the pool are not written.
+    Attribute first_column, of the head dimension. Tokens without a page of the pool are not written. To a cache with
+    scales whole heads are written, quantized as by ``kv.append``.
     """
 
     cache: Operand[Any]
@@ -437,8 +438,8 @@ class TileStoreOp(Kv.Operation, name="tile_store", traits=[_StoresRows]):
         value = _tile(self, self.value, "the value", 2)
         if spec is None or value is None:
             return False
-        if spec.quantized or spec.dtype.bits < 8 or not spec.dtype.is_float:
-            return verify.fail(self, f"stores to caches of floats without scales, got {self.cache.type}")
+        if not spec.quantized and not (spec.dtype.is_float and spec.dtype.bits >= 8):
+            return verify.fail(self, f"stores to caches of floats or with scales, got {self.cache.type}")
         if not _is_float(value.element_type):
             return verify.fail(self, f"the value must have a float element type, got {value.element_type}")
         first = verify.integer(self.first_column)
@@ -447,7 +448,8 @@ class TileStoreOp(Kv.Operation, name="tile_store", traits=[_StoresRows]):
                 self,
                 f"columns must be within the head's {spec.head_size}, got {value.shape[1]} from {self.first_column} on",
             )
-        return True
+        whole = value.shape[1] == spec.head_size
+        return whole or not spec.quantized or verify.fail(self, "writes whole heads to a cache with scales")
 
 
 class TileLoadRowsOp(Kv.Operation, name="tile_load_rows", traits=[ReadsMemory]):

@@ -34,6 +34,7 @@ from . import (
     memory as tile_memory,
     mma as tile_mma,
     products as tile_products,
+    quantized_rows,
     two_term_rows as tile_terms,
     windows as tile_windows,
 )
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
 
 RULES = Rules()  # by the name of the op
 ONES = 0x38383838  # four of e4m3
+VALUE = 5  # the number of the operand of kv.tile_store
 TILES = ("kv.tile", "kv.tile2")  # attributes: the types of an op's tiles before they became vectors
 WEIGHTS = "kv.weights"  # on sums of weights that are converted in the same pass: the element type
 
@@ -335,7 +337,7 @@ def _solve(op: Any, d: Distribution) -> ir.Value:
 
 def _lines(op: ir.Operation, number: int, d: Distribution) -> tuple[ir.Value, RegisterLayout, tile_lines.Lines]:
     """An operand of an op along lines, its layout, and shared memory for it."""
-    tile = ir.RankedTensorType(op.attributes[TILES[number]].value)
+    tile = ir.RankedTensorType(op.attributes[TILES[number] if number < len(TILES) else TILES[0]].value)
     layout, triangle = register_layout(tile), op.name == "kv.tile_solve" and number == 0
 
     def allocate(size: int) -> Pointer:
@@ -376,7 +378,21 @@ def _concatenate(op: Any, d: Distribution) -> ir.Value:
 
 @RULES.lowers("kv.tile_store")
 def _store(op: Any, d: Distribution) -> None:
-    tile_memory.store_tokens(op, register_layout(op.operation.attributes["kv.tile"].value), d.threads)
+    cache = tile_memory.handle_of(op.cache)
+    if not cache.spec.quantized:
+        tile_memory.store_tokens(op, register_layout(op.operation.attributes["kv.tile"].value), d.threads)
+        return
+    problem = quantized_rows.why_not(cache.spec)
+    if problem is not None:
+        fail(op, f"writes no tiles to this cache: {problem}: use kv.append")
+    value, layout, lines = _lines(op.operation, VALUE, d)
+    lines = replace(lines, dtype=f32)
+    if ir.VectorType(value.type).element_type.width == 16:
+        value = arith.extf(ir.VectorType.get(ir.VectorType(value.type).shape, ir.F32Type.get()), value)
+    barriers.sync_consumers(d.threads)
+    lines.put(value, layout, d.threads)
+    barriers.sync_consumers(d.threads)
+    quantized_rows.write_rows(op, cache, lines, d.threads)
 
 
 # --- products ----------------------------------------------------------------------------------------
