@@ -34,7 +34,6 @@ from . import (
     memory as tile_memory,
     mma as tile_mma,
     products as tile_products,
-    quantized_rows,
     two_term_rows as tile_terms,
     windows as tile_windows,
 )
@@ -62,7 +61,6 @@ if TYPE_CHECKING:
 
 RULES = Rules()  # by the name of the op
 ONES = 0x38383838  # four of e4m3
-VALUE = 5  # the number of the operand of kv.tile_store
 TILES = ("kv.tile", "kv.tile2")  # attributes: the types of an op's tiles before they became vectors
 WEIGHTS = "kv.weights"  # on sums of weights that are converted in the same pass: the element type
 
@@ -306,14 +304,14 @@ def _scatter(op: Any, d: Distribution) -> None:
 
 @RULES.lowers("kv.tile_scan")
 def _scan(op: Any, d: Distribution) -> ir.Value:
-    lines = _lines(op.operation, 0, d)
+    lines = lines_of_operand(op.operation, 0, d)
     kind, axis = op.kind.value, op.axis.value
     return tile_lines.exchanged([lines], lambda: tile_lines.scan(lines[2], kind, axis, d.threads), d.threads)
 
 
 @RULES.lowers("kv.convert_layout")
 def _convert_layout(op: Any, d: Distribution) -> ir.Value:
-    value, layout, lines = _lines(op.operation, 0, d)
+    value, layout, lines = lines_of_operand(op.operation, 0, d)
     barriers.sync_consumers(d.threads)
     lines.put(value, layout, d.threads)
     barriers.sync_consumers(d.threads)
@@ -322,7 +320,7 @@ def _convert_layout(op: Any, d: Distribution) -> ir.Value:
 
 @RULES.lowers("kv.tile_total")
 def _total(op: Any, d: Distribution) -> ir.Value:
-    value, layout, lines = _lines(op.operation, 0, d)
+    value, layout, lines = lines_of_operand(op.operation, 0, d)
     barriers.sync_consumers(d.threads)
     lines.put(value, layout, d.threads)
     barriers.sync_consumers(d.threads)
@@ -331,11 +329,13 @@ def _total(op: Any, d: Distribution) -> ir.Value:
 
 @RULES.lowers("kv.tile_solve")
 def _solve(op: Any, d: Distribution) -> ir.Value:
-    both = [_lines(op.operation, number, d) for number in (0, 1)]
+    both = [lines_of_operand(op.operation, number, d) for number in (0, 1)]
     return tile_lines.exchanged(both, lambda: tile_lines.solve(both[0][2], both[1][2], d.threads), d.threads)
 
 
-def _lines(op: ir.Operation, number: int, d: Distribution) -> tuple[ir.Value, RegisterLayout, tile_lines.Lines]:
+def lines_of_operand(
+    op: ir.Operation, number: int, d: Distribution
+) -> tuple[ir.Value, RegisterLayout, tile_lines.Lines]:
     """An operand of an op along lines, its layout, and shared memory for it."""
     tile = ir.RankedTensorType(op.attributes[TILES[number] if number < len(TILES) else TILES[0]].value)
     layout, triangle = register_layout(tile), op.name == "kv.tile_solve" and number == 0
@@ -374,25 +374,6 @@ def _concatenate(op: Any, d: Distribution) -> ir.Value:
         fail(op, "joins tiles whose columns the warps divide: on this target only tiles with all columns in each warp")
     both = [*elements(op.left), *elements(op.right)]
     return from_elements([both[places[at]] for at in wanted])
-
-
-@RULES.lowers("kv.tile_store")
-def _store(op: Any, d: Distribution) -> None:
-    cache = tile_memory.handle_of(op.cache)
-    if not cache.spec.quantized:
-        tile_memory.store_tokens(op, register_layout(op.operation.attributes["kv.tile"].value), d.threads)
-        return
-    problem = quantized_rows.why_not(cache.spec)
-    if problem is not None:
-        fail(op, f"writes no tiles to this cache: {problem}: use kv.append")
-    value, layout, lines = _lines(op.operation, VALUE, d)
-    lines = replace(lines, dtype=f32)
-    if ir.VectorType(value.type).element_type.width == 16:
-        value = arith.extf(ir.VectorType.get(ir.VectorType(value.type).shape, ir.F32Type.get()), value)
-    barriers.sync_consumers(d.threads)
-    lines.put(value, layout, d.threads)
-    barriers.sync_consumers(d.threads)
-    quantized_rows.write_rows(op, cache, lines, d.threads)
 
 
 # --- products ----------------------------------------------------------------------------------------

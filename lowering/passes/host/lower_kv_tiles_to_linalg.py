@@ -29,10 +29,11 @@ from kvarn.dsl.handles import Cache, Operand
 from kvarn.dsl.memory import atomic_add
 from kvarn.dsl.values import Value, Vector, cast as kv_cast
 from kvarn.lowering.index import as_index, const
+from kvarn.lowering.kernels.append import tile_rows
 from kvarn.lowering.kernels.attention.case import column_vectors
 from kvarn.lowering.pass_base import fail, kv_pass
 from kvarn.lowering.rewrite import Rules, defining_op, ops_named, replace, walk
-from kvarn.lowering.tiles import quantized_rows, score_weights
+from kvarn.lowering.tiles import score_weights
 from kvarn.lowering.tiles.cache_rows import load_width, place_in_pool, read_rope, read_row
 from kvarn.lowering.tiles.ir import HIDES, constant_int, element, is_tile, shape, splat_of, tiled, users
 from kvarn.lowering.tiles.threads import buffer_of
@@ -395,7 +396,7 @@ def lower_store(op: Any) -> None:
     source = by_mlir(str(element(op.value)))
     batch, head, first, count = (Value(x, by_mlir("i32")) for x in (op.batch, op.head, op.first, op.count))
     exist = arith.maxsi(arith.minsi((count - first).ir, const(rows)), const(0))
-    problem = quantized_rows.why_not(cache.spec) if cache.spec.quantized else None
+    problem = tile_rows.why_not(cache.spec) if cache.spec.quantized else None
     if problem is not None:
         fail(op.operation, f"writes no tiles to this cache: {problem}: use kv.append")
     if cache.spec.quantized:
@@ -406,7 +407,7 @@ def lower_store(op: Any) -> None:
                 held = Vector(held, source, width) if width > 1 else Value(held, source)
                 return kv_cast(held, by_mlir("f32"))
 
-            quantized_rows.write_row(cache, batch, head, first + row, read, on_host=True)
+            tile_rows.write_row(cache, batch, head, first + row, read, on_host=True)
         return
     with loop(exist) as (row, _):
         page = cache.page(batch, first + row)

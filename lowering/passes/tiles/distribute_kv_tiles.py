@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mlir import ir
-from mlir.dialects import scf
+from mlir.dialects import arith, scf
 
 from kvarn.dialect import ops
 from kvarn.dialect.dtypes import f32
@@ -41,8 +41,9 @@ from kvarn.dialect.register_layout import RegisterLayout
 from kvarn.dialect.shared_layout import CHUNK, SharedLayout
 from kvarn.dsl import functional, gpu as kv_gpu, ptx
 from kvarn.dsl.memory import SHARED as SHARED_SPACE, Pointer
-from kvarn.dsl.values import Value, where
+from kvarn.dsl.values import Value, vector, where
 from kvarn.lowering.index import pointer
+from kvarn.lowering.kernels.append import tile_rows
 from kvarn.lowering.pass_base import fail, kv_pass
 from kvarn.lowering.rewrite import defining_op, enclosing, is_inside, ops_named, replace, walk
 from kvarn.lowering.tiles import (
@@ -84,7 +85,7 @@ from kvarn.lowering.tiles.loop_rotation import NARROWS
 from kvarn.lowering.tiles.memory import Stages
 from kvarn.lowering.tiles.products import Product
 from kvarn.lowering.tiles.threads import Threads, register_layout, scalar, shared_layout, vector_type
-from kvarn.lowering.tiles.values import RULES, TILES, WEIGHTS
+from kvarn.lowering.tiles.values import RULES, TILES, WEIGHTS, lines_of_operand
 from kvarn.lowering.tiles.work_queue import Queue
 
 from .pipeline_kv_loops import STRICT
@@ -101,6 +102,7 @@ _CONTROL = ("scf.for", "scf.if", "scf.while")
 _STRUCTURE = (*_CONTROL, "scf.yield", "scf.condition", "arith.constant")
 _ROWS = ("kv.tile_load_rows", "kv.tile_store_rows", "kv.copy_rows_start")
 ROLE = "kv.role"  # on copies and waits that only some producer warps execute: their role
+VALUE = 5  # the number of an operand of kv.tile_store
 SLEEP = 200  # ns between polls of the warps that copy one tile of rows while others copy many tiles of keys
 # Weights that are denormal in f32 are zero in 16 bits, and a fast exponential that keeps them needs more instructions.
 FLUSH_DENORMALS = '[["denormal-fp-math-f32", "preserve-sign,preserve-sign"]]'
@@ -627,6 +629,33 @@ def _is_role(op: Any, d: Distribution) -> ir.Value:
 @RULES.lowers("kv.set_registers")
 def _set_registers(op: Any, d: Distribution) -> None:
     ptx.setmaxnreg(op.count.value, op.action.value)
+
+
+@RULES.lowers("kv.tile_store")
+def _store(op: Any, d: Distribution) -> None:
+    cache = tile_memory.handle_of(op.cache)
+    if not cache.spec.quantized:
+        tile_memory.store_tokens(op, register_layout(op.operation.attributes["kv.tile"].value), d.threads)
+        return
+    problem = tile_rows.why_not(cache.spec)
+    if problem is not None:
+        fail(op, f"writes no tiles to this cache: {problem}: use kv.append")
+    value, layout, lines = lines_of_operand(op.operation, VALUE, d)
+    lines = dataclasses.replace(lines, dtype=f32)
+    if ir.VectorType(value.type).element_type.width == 16:
+        value = arith.extf(ir.VectorType.get(ir.VectorType(value.type).shape, ir.F32Type.get()), value)
+    barriers.sync_consumers(d.threads)
+    lines.put(value, layout, d.threads)
+    barriers.sync_consumers(d.threads)
+    batch, head, first, count = (scalar(x) for x in (op.batch, op.head, op.first, op.count))
+    with functional.loop(d.threads.thread, lines.rows, d.threads.consumers * WARPGROUP) as row:
+
+        def read(column: int, width: int) -> Any:
+            found = [lines.load(row, column + i) for i in range(width)]
+            return vector(f32, found) if width > 1 else found[0]
+
+        with functional.when((first + row >= 0) & (first + row < count)):
+            tile_rows.write_row(cache, batch, head, first + row, read)
 
 
 def annotate(function: ir.Operation) -> None:

@@ -7,17 +7,11 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from kvarn.dialect.dtypes import f32
 from kvarn.dialect.layout import CacheSpec, lowbit
-from kvarn.dsl import functional
 from kvarn.dsl.handles import Cache
-from kvarn.dsl.values import Value, vector
-from kvarn.lowering.kernels.append.quantize import Quantizer
-from kvarn.lowering.kernels.common import Group
 
-from .ir import WARPGROUP
-from .lines import Lines
-from .threads import Threads, scalar
+from ..common import Group
+from .quantize import Quantizer
 
 WIDEST, MOST_GRANULES = 16, 16
 
@@ -43,17 +37,3 @@ def write_row(
     for granule in range(cache.spec.granules):
         held = quantizer.read(read, granule)
         quantizer.write(cache, batch, head, token, granule, True, held, read)
-
-
-def write_rows(op: Any, cache: Cache, lines: Lines, threads: Threads) -> None:
-    """Write the rows of a tile in shared memory to tokens before ``count``."""
-    batch, head, first, count = (scalar(x) for x in (op.batch, op.head, op.first, op.count))
-    with functional.loop(threads.thread, lines.rows, threads.consumers * WARPGROUP) as row:
-        token = first + row
-
-        def read(column: int, width: int, row: Value = row) -> Any:
-            found = [lines.load(row, column + i) for i in range(width)]
-            return vector(f32, found) if width > 1 else found[0]
-
-        with functional.when((token >= 0) & (token < count)):
-            write_row(cache, batch, head, token, read)
