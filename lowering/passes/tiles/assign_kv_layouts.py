@@ -734,6 +734,8 @@ def run(module: ir.Module, options: Options) -> None:
                 if problem is not None and maker is not None:
                     extents = " x ".join(map(str, shape(value)))
                     instead = ": load these rows by themselves" if maker.name == "kv.tile_slice" else ""
+                    if instead and swapped:
+                        instead = ", which are the tile's columns: of products with so few rows slice by as many"
                     fail(maker, f"makes a tile of {extents} that the kernel's warps cannot share: {problem}{instead}")
             elif rank(value) == 1:
                 set_layout(value, vectors.layout(value))
