@@ -652,8 +652,8 @@ PREFIX_OF_DECODE = "decode_"
 DECODE_THRESHOLD = Entry(
     "decode_threshold",
     "The most new tokens of sequences that a second kernel, of kind decode, computes; 0: one kernel computes all.",
-    "0 with one sequence, `batch_invariant`, `kind` or `max_queries`; otherwise as many as have 8 query rows per KV "
-    "head, or 1, for batches whose sequences have on average less than a fourth of the longest one's new tokens",
+    "0 with one sequence, `kind` or `max_queries`; otherwise as many as have 8 query rows per KV head, or 1, for "
+    "batches whose sequences have on average less than a fourth of the longest one's new tokens, or `batch_invariant`",
     least=0,
     most=8,
     old_name="few",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import inspect
+import json
 import os
 import re
 import sys
@@ -237,6 +238,7 @@ def passes() -> str:
             for i, step in enumerate(pipeline.default_steps(target, True), 1)
         ]
         out += [f"For {target}, with `KVARN_CHECK=1`:\n", table(("", "pass", "why it stands there", ""), rows)]
+    out += [WORTH, worth()]
     for name in lowering.NAMES:
         found = lowering.find(name)
         assert found is not None
@@ -249,6 +251,19 @@ def passes() -> str:
         if options:
             out += [prose(found.options_class.__doc__ or "") + "\n", table(("option", "default"), options)]
     return "\n".join(out)
+
+
+def worth() -> str:
+    """The table of what each optional pass changes: passes by programs."""
+    found = json.loads((FOLDER.parents[1] / "bench" / "pass_worth.json").read_text(encoding="utf-8"))
+
+    def cell(record: dict[str, Any], name: str) -> str:
+        without, whole = record["without"].get(name), record["instructions"]
+        return "" if without is None else f"{100 * (without - whole) / whole:+.1f}"
+
+    names = list(dict.fromkeys(name for record in found.values() for name in record["without"]))
+    rows = [(f"`{name}`", *(cell(record, name) for record in found.values())) for name in sorted(names)]
+    return table(("without", *found), rows)
 
 
 def _plain(value: Any) -> str:
@@ -309,6 +324,15 @@ def schedules() -> str:
                 names = ", ".join(f"`{entry.name}`" for entry in kind.decided)
                 out.append(f"For kind `{kind.name}`, only `select-kv-schedule` may write: {names}.\n")
     return "\n".join(out)
+
+
+WORTH = """\
+## What each pass changes
+
+How many percent more instructions the PTX of some programs for sm_90a has without an optional pass; an empty cell means
+the same PTX. Instructions say that a pass does something, not what it is worth: `python -m bench.ablation` measures
+that. `python -m bench.pass_worth --write` writes the figures.
+"""
 
 
 SCHEDULES = """\

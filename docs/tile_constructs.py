@@ -362,6 +362,17 @@ def conditions(x: B16, out: F32):
     out.store_rows(i, value=kv.where(seen, kv.f32(x.load_rows(i, columns=64)), -1.0))
 
 
+@construct(
+    VALUES,
+    "a reduction's vector as rows and as columns",
+    lambda x, _: wide(x).max(1)[:, None] - wide(x).max(1)[None, :],
+)
+def reduced_both_ways(x: F32, out: F32):
+    i = kv.tile_index(64)
+    m = x.load_rows(i, columns=64).max(axis=1)
+    out.store_rows(i, value=m[:, None] - m[None, :])
+
+
 def reduction(name: str, of: Callable[[Any, int], Any], want: Callable[[Any, int], Any], axis: int, spec: Any) -> None:
     @construct(VALUES, f"{name}, axis {axis}", lambda x, _: want(wide(x), axis), lambda: arrays([spec, F1]))
     def reduced(x, out):
@@ -387,6 +398,15 @@ LINES = "Running sums, triangles, parts of tiles"
 def running_sum(x: F1, out: F1):
     i = kv.tile_index(64)
     out.scatter(i, value=x[i].cumsum())
+
+
+@construct(
+    LINES, "`v.sum()`, `max`, `min` of a vector: a scalar", lambda x, _: np.full(64, wide(x).sum() + np.ptp(wide(x)))
+)
+def totals(x: F1, out: F1):
+    i = kv.tile_index(64)
+    v = x[i]
+    out.scatter(i, value=kv.full(64, v.sum() + v.max() - v.min()))
 
 
 @construct(LINES, "`x.cumsum(axis=0)`", lambda x, _: np.cumsum(wide(x), 0))
@@ -564,8 +584,9 @@ def page() -> str:
     """The page's text."""
     out = [
         "# What tiles can say, by target\n",
-        "A kernel per construct, run on the host and in the emulator and compared with NumPy. A cell has the instruction\n"
-        "of the products, `yes` if there are none, or the number of the refusal. [Tiles](../tiles.md) are explained there.\n",
+        "A kernel per construct, run on the host and in the emulator and compared with NumPy. A cell has the\n"
+        "instruction of the products, `yes` if there are none, or the number of the refusal.\n"
+        "[Kernels over tiles](../tiles.md) explains the language.\n",
     ]
     refusals: list[str] = []
     for group, members in GROUPS.items():

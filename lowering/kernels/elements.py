@@ -97,7 +97,7 @@ def _bits(word: int) -> int:
 @kv.func
 def widened_columns(dtype: DType, word: Any) -> list[Any]:
     """A word with 16 bits of each of two tokens: per element of a token, the pair of both tokens' as f16."""
-    return widened(dtype, word if dtype.per_unit > 1 else kv.prmt(word, 0, 0x3120))
+    return widened(dtype, word if dtype.packed else kv.prmt(word, 0, 0x3120))
 
 
 @kv.func

@@ -315,8 +315,9 @@ def problems(case: Case, target: Target, row_alignment: int, schedule: Mapping[s
         found.append(
             f"needs pages and a head size of a multiple of 32 for queries of f8e4m3, got {spec.head_size}, {spec.kind}"
         )
-    if spec.packed:
-        found.append(f"needs elements of whole bytes, got {spec.dtype.name}")
+    if spec.packed and (spec.rotation or not spec.zero or instruction != WGMMA):
+        of = "rotated heads" if spec.rotation else spec.dtype.name
+        found.append(f"needs elements of whole bytes, or by wgmma u4 with zeros that is not rotated, got {of}")
     elif spec.dtype is not case.query and not spec.converted:
         found.append(f"needs a cache of the query's type or of 8 bits, got {spec.dtype.name}")
     latent = case.value_size < case.size and spec.dtype is case.query and not spec.quantized
@@ -352,7 +353,7 @@ def of_boxes(config: TileConfig) -> bool:
 def staged_by_tma(config: TileConfig) -> bool:
     """Whether TMA copies whole boxes for threads to convert; not with scales that would need many small copies."""
     spec, size, several = config.case.spec, config.case.size, len(config.column_ranges) > 1
-    if not (config.staged and of_boxes(config)):
+    if not (config.staged and of_boxes(config)) or spec.packed:
         return False
     if joins_heads(spec):  # boxes include 8 columns of a neighbouring head
         return not several and (not spec.quantized or spec.granularity >= size)
@@ -396,6 +397,8 @@ def why_not_swapped(config: TileConfig) -> str | None:
         return f"rows of fewer than {WARPGROUP_ROWS} need {of}"
     if config.overlap or config.ping_pong:
         return f"overlap and ping_pong must be false for rows of fewer than {WARPGROUP_ROWS}, got rows = {config.rows}"
+    if config.parts > 1:
+        return f"parts must be 1 for rows of fewer than {WARPGROUP_ROWS}, got {config.parts}"
     if config.keys % WARPGROUP_ROWS:
         got = f"got rows = {config.rows} and keys = {config.keys}"
         return f"keys must be a multiple of {WARPGROUP_ROWS} for rows of fewer, {got}"

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from kvarn.dialect.dtypes import DType, bf16, f8e4m3, f8e5m2, f16, f32, i8, i32
+from kvarn.dialect.dtypes import DType, bf16, f8e4m3, f8e5m2, f16, f32, i8, i32, u4
 from kvarn.dsl import ptx
 from kvarn.dsl.ptx import inline_asm
 from kvarn.dsl.values import Value, bitcast, cast, literal, where
@@ -109,7 +109,12 @@ def times(pairs: Sequence[Value], scale: Value, dtype: DType) -> list[Value]:
 
 
 def converted(words: Sequence[Value], factors: Sequence[Value], stored: DType, dtype: DType) -> list[Value]:
-    """Convert words of four 8-bit elements to words of two ``dtype``, times scales, one per equal part of them."""
+    """Convert words of elements to words of two ``dtype``, times scales, one per equal part of them.
+
+    Of u4, ``factors`` is the word (scale, zero) of all of them.
+    """
+    if stored is u4:
+        return with_zeros(words, factors[0], dtype)
     pairs = [pair for word in words for pair in pairs_of(word, stored, dtype)]
     if not factors:
         return pairs
@@ -159,6 +164,47 @@ def pairs_of_four_bits(word: Value, weight_format: str, dtype: DType) -> list[Va
             bits = ptx.prmt(half, _word(above), selector)
             found.append(fma_pairs(bits, _word(_ONE[dtype]), offset, dtype))
     return found
+
+
+def with_zeros(words: Sequence[Value], pair: Value, dtype: DType) -> list[Value]:
+    """Convert words of eight u4 to words of two neighbours: (element + zero) * scale, from a word (scale, zero).
+
+    An element becomes 128 + n of bf16, or 1024 + n of f16, by bytes. Scales and offsets have two terms, so that all but
+    the last roundings are far below that of the result.
+    """
+    of = cast(bitcast(pair, f16), f32)
+    scale, zero = of[0], of[1]
+    above, base = (0x43434343, 128.0) if dtype is bf16 else (0x64646464, 1024.0)
+    if dtype is bf16:
+        scales, offsets = (_two_terms(x) for x in (scale, (zero - base) * scale))
+    else:
+        scales, offsets = ([ptx.pack_f16x2(x, x)] for x in (scale, zero * scale))
+    found = []
+    for word in words:
+        low, high = word & 0x0F0F0F0F, (word >> 4) & 0x0F0F0F0F
+        for half in (0x5140, 0x7362):  # neighbours side by side, in bytes
+            bytes_of = ptx.prmt(low, high, half)
+            for selector in (0x4140, 0x4342):
+                x = ptx.prmt(bytes_of, _word(above), selector)
+                if dtype is bf16:
+                    parts = [fma_pairs(x, s, o, dtype) for s, o in zip(scales, offsets, strict=True)]
+                    found.append(_sum(*parts, dtype))
+                else:
+                    x = _sum(x, _word(0xE400E400), dtype)
+                    found.append(fma_pairs(x, scales[0], offsets[0], dtype))
+    return found
+
+
+def _two_terms(x: Value) -> list[Value]:
+    """Words of two equal bf16: the leading 16 bits of an f32, and of the rest."""
+    bits = bitcast(x, i32)
+    rest = x - bitcast(bits & _HIGH_HALF, f32)
+    return [ptx.prmt(part, 0, _HIGH_TWICE) for part in (bits, bitcast(rest, i32))]
+
+
+def _sum(a: Value, b: Value, dtype: DType) -> Value:
+    """a + b of two packed ``dtype``."""
+    return fma_pairs(a, _word(_ONE[dtype]), b, dtype)
 
 
 def in_order_of_four_bits(words: Sequence[Value]) -> list[Value]:

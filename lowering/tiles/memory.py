@@ -453,8 +453,8 @@ def rows_held(op: Any, layout: RegisterLayout, threads: Threads) -> tuple[list[i
 def store_registers(op: Any, layout: RegisterLayout, threads: Threads) -> None:
     """Write a tile from registers to rows of a buffer.
 
-    A thread writes two neighbouring elements of 32 or 8 bits, or four of 16. For a transposed tile it writes single f32; eight
-    lanes then have neighbouring elements.
+    A thread writes two neighbouring elements of 32 or 8 bits, or four of 16. For a transposed tile it writes single
+    elements; eight lanes then have neighbouring ones.
     """
     buffer, tile = buffer_of(op.buffer), op.operation.attributes["kv.tile"].value
     values = elements(unpacked(op.source) if held_as_words(tile) else op.source)

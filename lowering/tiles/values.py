@@ -309,6 +309,24 @@ def _scan(op: Any, d: Distribution) -> ir.Value:
     return tile_lines.exchanged([lines], lambda: tile_lines.scan(lines[2], kind, axis, d.threads), d.threads)
 
 
+@RULES.lowers("kv.convert_layout")
+def _convert_layout(op: Any, d: Distribution) -> ir.Value:
+    value, layout, lines = _lines(op.operation, 0, d)
+    barriers.sync_consumers(d.threads)
+    lines.put(value, layout, d.threads)
+    barriers.sync_consumers(d.threads)
+    return lines.get(register_layout(op.operation.results[0].type), d.threads)
+
+
+@RULES.lowers("kv.tile_total")
+def _total(op: Any, d: Distribution) -> ir.Value:
+    value, layout, lines = _lines(op.operation, 0, d)
+    barriers.sync_consumers(d.threads)
+    lines.put(value, layout, d.threads)
+    barriers.sync_consumers(d.threads)
+    return tile_lines.total(lines, tile_exchange.fold_of(op, COLUMN, d.threads).combine, d.threads)
+
+
 @RULES.lowers("kv.tile_solve")
 def _solve(op: Any, d: Distribution) -> ir.Value:
     both = [_lines(op.operation, number, d) for number in (0, 1)]

@@ -33,7 +33,7 @@ GROUPS = (128, 64, 32)
         ({"elements": "i8"}, "elements of u4, and no others, have zeros"),
         ({"rotation": 96}, "blocks of a power of two that divides the group, got 96 in groups of 128 of u4"),
         ({"group": 96, "rotation": 64}, "got 64 in groups of 96 of u4"),
-        ({"elements": "i8", "zero": False, "rotation": 64}, "a rotation needs elements of 4 bits.*of i8"),
+        ({"elements": "i8", "zero": False, "rotation": 64}, "a rotation needs elements of 4 bits or a code.*of i8"),
         ({"elements": "bf16"}, "a quantized cache must store an 8-bit type, got bf16"),
         ({"elements": "f64", "scale": None, "zero": False}, "cache dtype must be f32.*got f64"),
     ],
@@ -51,7 +51,7 @@ def test_groups_of_a_record_must_divide_the_head() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"blocks": np.zeros((2, 2, 1, 16, 2, 64), np.int8)}, "must be uint8, bytes of two elements each, got i8"),
+        ({"blocks": np.zeros((2, 2, 1, 16, 2, 64), np.int8)}, "must be uint8, bytes that elements share, got i8"),
         ({"scales": None}, "needs its scales, got none"),
         ({"scales": np.zeros((2, 2, 1, 16, 2, 1), np.float16)}, r"scales must have shape \(2, 2, 1, 16, 2, 2\)"),
         ({"scales": np.zeros((2, 2, 1, 16, 2, 2), np.float32)}, "must be kv.f16, got f32"),
@@ -232,6 +232,48 @@ def test_attention_reads_the_values_that_elements_stand_for(place: str, group: i
         kv.ops.append(found, 1, key, value, offsets)
         out = kv.ops.attention(found, 1, query, offsets, scale=SIZE**-0.5)
     np.testing.assert_allclose(out.astype(np.float64), attended(found, 1, query, offsets), atol=2e-2, rtol=1e-2)
+
+
+PROMPTS: dict[str, dict[str, Any]] = {
+    "a group per head": {},
+    "groups of 32, head of 64, pages of 8": {"group": 32, "size": 64, "page": 8},
+    "groups of 32, head of 96": {"group": 32, "size": 96},
+    "head of 256": {"size": 256},
+    "f16 queries, pages of 5": {"group": 64, "page": 5, "query": np.float16},
+    "few tokens of some sequences": {"schedule": {}},
+}
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_tiles_of_prompts_are_converted_from_packed_elements(name: str) -> None:
+    """The bar is that of 16-bit keys and weights: every product's operands are rounded to the query's type."""
+    case = {
+        "group": 128, "size": SIZE, "page": PAGE, "query": ml_dtypes.bfloat16, "schedule": {"kind": "tile"},
+        **PROMPTS[name],
+    }  # fmt: skip
+    rng, new, size = np.random.default_rng(3), (70, 1, 3), case["size"]
+    found = collection_of(record_of(case["group"]), (90, 0, 200), new, rng, size, page=case["page"])
+    offsets = offsets_of(new)
+    key, value, query = (
+        rng.standard_normal((int(offsets[-1]), n, size)).astype(case["query"]) for n in (HEADS, HEADS, 4 * HEADS)
+    )
+    out = np.full(query.shape, np.nan, query.dtype)
+    with kv.emulated("sm_90a"):
+        kv.ops.append(found, 1, key, value, offsets)
+        kv.ops.attention(found, 1, query, offsets, scale=size**-0.5, out=out, schedule=case["schedule"])
+    want = attended(found, 1, query, offsets)
+    assert np.sqrt(np.square(out.astype(np.float64) - want).mean()) < 2.0**-8
+    np.testing.assert_allclose(out.astype(np.float64), want, atol=3e-2, rtol=0)
+
+
+def test_tiles_refuse_rotated_heads_by_name() -> None:
+    found = collection_of(record_of(128, 128), (90,), (70,), np.random.default_rng(3))
+    query = np.zeros((70, 4 * HEADS, SIZE), ml_dtypes.bfloat16)
+    with (
+        kv.emulated("sm_90a"),
+        pytest.raises(kv.KernelError, match="u4 with zeros that is not rotated, got rotated heads"),
+    ):
+        kv.ops.attention(found, 1, query, offsets_of((70,)), scale=1.0, schedule={"kind": "tile"})
 
 
 DECODES: dict[str, dict[str, Any]] = {

@@ -157,7 +157,7 @@ func.func @listed_rows(%c: !latent, %layer: i32, %q: !queries, %o: !table, %s: f
 // CHECK-LABEL: func.func @prefill_chunk
 // CHECK:         gpu.launch_func @kernels::@attention blocks
 // CHECK:         gpu.launch_func @kernels::@attention_2 blocks
-// CHECK:         gpu.launch_func @kernels::@mla_chunk blocks
+// CHECK:         gpu.launch_func @kernels::@attention_simt blocks
 // CHECK:       gpu.func @attention({{.*}}name = "a.lse"}, {{.*}}name = "a.chunk_keys"}, {{.*}}name = "a.chunk_starts"}
 // CHECK-NOT:     kv.tile_gather
 // CHECK:         %[[Q:.*]] = "kv.tile_load_rows"(%arg2
@@ -172,15 +172,15 @@ func.func @listed_rows(%c: !latent, %layer: i32, %q: !queries, %o: !table, %s: f
 // CHECK:       gpu.func @attention_2(
 // CHECK:         "kv.tile_gather"(%arg6
 // CHECK:         "kv.tile_gather"(%arg5
-// CHECK:       gpu.func @mla_chunk(
+// CHECK:       gpu.func @attention_simt(
 // CHECK-NOT:     vector.load %arg5
 // CHECK:         vector.load %arg7[{{.*}} {alignment = 8 : i64} {{.*}}, vector<8xbf16>
 // CHECK:         "kv.load"({{.*}}vector<8xbf16>
 // CHECK:         vector.load %arg8[
 // CHECK:         memref.store %{{.+}}, %arg6[
 // HOST-LABEL: func.func @prefill_chunk
-// HOST:         gpu.launch_func @kernels::@mla_chunk_host
-// HOST:         gpu.launch_func @kernels::@mla_chunk_host_2
+// HOST:         gpu.launch_func @kernels::@attention blocks
+// HOST:         gpu.launch_func @kernels::@attention_2 blocks
 func.func @prefill_chunk(%c: !latent, %layer: i32, %q: !queries, %o: !table, %k: !keys, %v: !keys, %s: f32, %out: !keys, %lse: !lse) {
   "kv.mla_prefill_chunk"(%c, %layer, %q, %o, %k, %v, %o, %o, %s, %out, %lse) {accumulate = false, bf16_rope = false}
     : (!latent, i32, !queries, !table, !keys, !keys, !table, !table, f32, !keys, !lse) -> ()

@@ -198,11 +198,13 @@ func.func @slower(%c: !pool, %s: !small, %layer: i32, %q: !rows, %w: !whole, %of
 // CHECK-LABEL: func.func @mixed
 // CHECK:         decode_blocks = {{.*}}decode_max_batch = 128 : i64, {{.*}}decode_share = 10 : i64, {{.*}}decode_threshold = 2 : i64, {{.*}}kind = "tile", {{.*}}uneven = true
 // CHECK:         decode_threshold = 2 : i64, {{.*}}uneven = false
+// CHECK:         batch_invariant = true, {{.*}}decode_max_batch = 1024 : i64, {{.*}}decode_threshold = 2 : i64, {{.*}}uneven = false
 // CHECK-NOT:     uneven
 // CHECK:         return
 func.func @mixed(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32, %out: !rows) {
   "kv.attention"(collection = %c, layer = %layer, query = %q, row_offsets = %offsets, scale = %scale, out = %out) {kv.row_alignment = 16 : i64, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_batch = 128 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
   "kv.attention"(collection = %c, layer = %layer, query = %q, row_offsets = %offsets, scale = %scale, out = %out) {kv.row_alignment = 16 : i64, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {decode_threshold = 2 : i64, max_batch = 128 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
+  "kv.attention"(collection = %c, layer = %layer, query = %q, row_offsets = %offsets, scale = %scale, out = %out) {kv.row_alignment = 16 : i64, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {batch_invariant = true}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
   "kv.attention"(collection = %c, layer = %layer, query = %q, row_offsets = %offsets, scale = %scale, out = %out) {kv.row_alignment = 16 : i64, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {decode_threshold = 0 : i64, max_batch = 128 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()
   return
 }

@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 import pytest
 
@@ -57,6 +59,16 @@ def test_a_kernel_or_an_operation_is_named_and_not_both(capsys):
     assert cli.main(["compile", "--target=sm_90a"]) == 2
     assert cli.main(["compile", "kernels.py:k", *STORE]) == 2
     assert capsys.readouterr().err.count("give a kernel, FILE.py:KERNEL, or an operation") == 2
+
+
+def test_explain_shows_both_kernels_of_a_divided_batch(capsys):
+    """That of the sequences of few new tokens, and that of the others, with the rule of the launch in their grids."""
+    specs = ["--spec=collection=paged(f8e4m3, num_heads=8, head_size=128, page_size=16)",
+             "--spec=query=buffer(bf16, (none, 32, 128))"]  # fmt: skip
+    schedule = "--static=schedule={'batch_invariant': True}"
+    assert cli.main(["explain", "--op=attention", *specs, schedule, "--target=sm_90a"]) == 0
+    said = capsys.readouterr().out
+    assert re.search(r"step 1: attention_decode over .*step 2: attention over ", said, re.DOTALL)
 
 
 def test_explain_ablate_and_bisect_take_operations(capsys):

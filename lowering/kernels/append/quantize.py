@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvarn import dsl as kv
-from kvarn.dialect.dtypes import bounds
+from kvarn.dialect import codes
+from kvarn.dialect.dtypes import CODED, bounds, f16
 from kvarn.dialect.layout import CacheSpec
 from kvarn.dialect.records import MOST_ZERO
 from kvarn.dsl import ptx
@@ -176,21 +177,18 @@ class Quantizer:
         return kv.bitcast(kv.from_lanes(words, kv.u32), kv.u8)
 
     @kv.func
-    def nearest(self, x: Any, signs: Any) -> Any:
-        """f32 values, a multiple of 8, as the nearest 4-bit elements of a table, as bytes of two.
-
-        Signs are those of ``signs``: a correction has lost that of a zero.
-        """
+    def nearest(self, x: Any) -> Any:
+        """f32 values, a multiple of 8, as the nearest 4-bit elements of a table, as bytes of two."""
         limits, signed = bounds(self.spec.dtype)
-        size, codes = abs(x) if signed else x, []
+        size, found = abs(x) if signed else x, []
         for i in kv.static(range(self.width)):
             code = kv.u32(0)
             for limit in kv.static(limits):
                 code = code + kv.where(size[i] >= limit, kv.u32(1), kv.u32(0))
             if signed:
-                code = code + ((kv.bitcast(signs[i], kv.u32) >> 28) & 8)
-            codes.append(code)
-        return self.packed(codes)
+                code = code + ((kv.bitcast(x[i], kv.u32) >> 28) & 8)
+            found.append(code)
+        return self.packed(found)
 
     @kv.func
     def scale_of(self, largest: Any) -> Any:
@@ -211,7 +209,19 @@ class Quantizer:
     @kv.func
     def rounded(self, quotients: Any, x: Any) -> Any:
         """f32 values ``x``, divided by their scale, in the storage type."""
-        return self.nearest(quotients, x) if self.spec.packed else converted(quotients, self.spec.dtype)
+        if not self.spec.packed:
+            return converted(quotients, self.spec.dtype)
+        quotients = kv.where(quotients == 0.0, x * 0.0, quotients)  # the correction of a zero has lost its sign
+        return self.coded(quotients) if self.spec.dtype.code else self.nearest(quotients)
+
+    @kv.func
+    def coded(self, quotients: Any) -> Any:
+        """f32 values, a multiple of 8, as the bytes of a user's own elements."""
+        encode, lanes = codes.of(self.spec.dtype.code).encoded, []
+        for n in kv.static(range(0, self.width, CODED)):
+            data = encode(kv.from_lanes([quotients[n + i] for i in range(CODED)], kv.f32))
+            lanes.extend([data[i] for i in range(self.spec.dtype.bits)])
+        return kv.from_lanes(lanes, kv.u8)
 
 
 @kv.func
@@ -230,6 +240,8 @@ def stored_scale(scale: Any, spec: CacheSpec) -> tuple[Any, Any]:
         in_cache = dtype(scale)
         rounded = kv.f32(in_cache)
         return kv.where(rounded == 0.0, 1.0, rounded), in_cache
+    if spec.packed and dtype is f16:  # other types saturate, or have the range of f32
+        scale = kv.math.min(scale, dtype.largest)
     rounded = kv.f32(dtype(kv.where(scale == 0.0, 1.0, scale)))
     rounded = kv.where(rounded == 0.0, 1.0, rounded)
     return rounded, dtype(rounded)

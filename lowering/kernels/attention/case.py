@@ -269,14 +269,6 @@ def start_of(case, source, values, queries, b):
 
 
 @kv.func
-def place_of(case, source, values, queries, row):
-    """(sequence, absolute position, keys of the sequence) of a row."""
-    b = queries.sequence(row)
-    start, num_keys = start_of(case, source, values, queries, b)
-    return b, start + queries.token(b, row), num_keys
-
-
-@kv.func
 def tile_place(row_offsets, tokens, number, group, size):
     """(sequence, its first token, first row of the tile in the sequence, rows of the sequence) of a tile of rows.
 

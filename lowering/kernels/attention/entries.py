@@ -27,12 +27,15 @@ def attention_entries(op: Any, at: Expansion, without: Collection[str]) -> dict[
         given = {**schedules.TILED.left_out(without), **at.schedule}
         threshold, uneven = given.pop("decode_threshold", None), given.pop("uneven", False)
         if threshold is None:
-            threshold, uneven = expansion.few_queries(case, expansion.Place.of(op, at)), True
+            place = expansion.Place.of(op, at)
+            threshold, uneven = expansion.few_queries(case, place), not place.invariant
         if "max_queries" not in at.schedule:
             given.pop("max_batch", None)  # the decode kernel's: tiles do not depend on the number of sequences
         of_decode = decode_entries(op, case, at, threshold, uneven) if threshold else {}
         if threshold:
-            given["sequences"] = of_decode[schedules.PREFIX_OF_DECODE + "max_batch"]
+            # Where no bit may depend on the batch, tiles are chosen for as many sequences as are usual.
+            usual, most = DecodeConfig.max_batch, of_decode[schedules.PREFIX_OF_DECODE + "max_batch"]
+            given["sequences"] = usual if at.schedule.get("batch_invariant") else most
         entries = tile_schedule.choose(case, at.target, given, at.tuned)
         config = tile_schedule.TileConfig(case, **entries)
         why_converted = tile_schedule.why_not_stored(config) if config.converts else None

@@ -139,8 +139,8 @@ def few_queries(case: Case, place: Place) -> int:
 
     For batches whose sequences have any number of new tokens; with one sequence its rows decide the kernel.
     """
-    fixed = "max_queries" in place.schedule or "kind" in place.schedule or place.invariant
-    single = place.schedule.get("max_batch", 1) == 1
+    fixed = "max_queries" in place.schedule or "kind" in place.schedule
+    single = place.schedule.get("max_batch", 1) == 1 and not place.invariant
     by_wgmma = tile_schedule.instruction_for(case, place.target, {}) == WGMMA
     paid = (case.spec.converted or by_wgmma) and place.target.has("pdl")
     if fixed or single or not paid or place.of_operands:
@@ -157,7 +157,7 @@ def few_of_launch(op: Any, at: Expansion) -> Ix | None:
     """The most new tokens of sequences that a launch gives to a kernel of kind decode; None if none ever does.
 
     With a chosen schedule, 0 unless the sequences have on average less than a fourth of the longest one's new tokens:
-    for a batch of prompts the second kernel is not worth its launch.
+    for a batch of prompts the second kernel is not worth its launch. Batch invariance forbids to look at the others.
     """
     few = at.schedule.get("decode_threshold", 0)
     if not few or not at.schedule["uneven"]:

@@ -17,6 +17,7 @@ from typing import Any
 
 from kvarn import dsl as kv
 from kvarn.dialect.layout import cdiv
+from kvarn.dialect.ops.sharing import LINES
 from kvarn.dialect.shared_layout import CHUNK
 from kvarn.dsl import functions
 from kvarn.dsl.builder import types
@@ -183,11 +184,13 @@ def attention_kernel(s: TileKernel) -> Any:
         if s.overlaps:  # the kernel of the sequences of few tokens has waited for earlier kernels, if it was launched
             if a.few < 1:
                 kv.griddepcontrol_wait()
-            kv.griddepcontrol_launch_dependents()
         many, tiles = None, t.tiles
         if s.sequences:
             many = tiles_of_many(queries, s.sequences, s.case.group, s.rows, s.threads // 32)
             tiles = many.count
+            if s.overlaps:  # a decode kernel that starts beside tiles would not be spread evenly over multiprocessors
+                if (tiles == 0) | (False if t.splits is None else t.splits > 1):
+                    kv.griddepcontrol_launch_dependents()
             t = replace(t, splits=splits_of(t, many, s.case.spec.num_heads))
         for work in work_items(s, t, tiles):
             rows = rows_of(s, a, queries, many, work)
@@ -238,7 +241,10 @@ def host_rows(case: Case, schedule: Mapping[str, Any]) -> int:
 
 def fits_host(case: Case) -> bool:
     """Whether the case has tiles, whose extents are at least 2, and whose rows are not rotated."""
-    return min(case.size, case.value_size) >= 2 and host_keys(case) > 0 and not case.spec.rotation
+    extents, chunk = [case.size, case.value_size], case.chunk
+    if chunk is not None:  # keys are tiles side by side
+        extents.append(chunk.rope if chunk.nope % LINES == 0 else 0)
+    return min(extents) >= 2 and host_keys(case) > 0 and not case.spec.rotation
 
 
 def launch_host(case: Case, at: Expansion, op: Any) -> None:

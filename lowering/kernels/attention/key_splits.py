@@ -148,12 +148,12 @@ def combine_kernel(s: TileKernel, programmatic: bool = True) -> Any:
                 kv.griddepcontrol_wait()  # partial results are visible from here on; the lengths are older
             combine_row(a, t, queries, tile, r, (number, head, b, base, row0, count), lane)
         else:
-            if s.overlaps:
-                kv.griddepcontrol_launch_dependents()
             many = tiles_of_many(queries, s.sequences, case.group, rows, WARPS)
             t = replace(t, splits=splits_of(t, many, case.spec.num_heads))
             items = many.count * (case.spec.num_heads * rows)
             if programmatic:  # blocks without rows end at once, but for one, so that this kernel ends after the others
+                if items == 0:
+                    kv.griddepcontrol_launch_dependents()
                 if (kv.block_id.x * WARPS < items) | (kv.block_id.x == 0):
                     kv.griddepcontrol_wait()
             for i in range(item, items, kv.grid_dim.x * WARPS):

@@ -250,7 +250,8 @@ def lower_load(op: Any) -> ir.Value:
     low = None
     if constant_int(op.begin) != 0:
         low = arith.maxsi(arith.minsi(arith.subi(op.begin, first.ir), exist), const(0))
-    step = tokens_a_page(spec, rows) if op.lists is None else 1
+    anywhere = op.lists is not None or any(u.name == "kv.tile_concatenate" for u in users(op.tile))
+    step = 1 if anywhere else tokens_a_page(spec, rows)
     pages = arith.divui(arith.addi(exist, const(step - 1)), const(step))
     with loop(pages, empty(type_), first=0 if low is None else arith.divui(low, const(step))) as (n, outer):
         here = n * step
@@ -461,6 +462,15 @@ def lower_scan(op: Any) -> ir.Value:
     with loop(others[0], tile) as (line, outer):
         outer[0] = along([as_index(line.ir)], outer[0])
     return outer[0]
+
+
+@rules.lowers("kv.tile_total")
+def lower_total(op: Any) -> ir.Value:
+    fold = _FOLDS[op.kind.value][0 if isinstance(element(op.source), ir.FloatType) else 1]
+    first = tensor.extract(op.source, [arith.constant(ir.IndexType.get(), 0)])
+    with loop(shape(op.source)[0], first, first=1) as (i, carried):
+        carried[0] = fold(carried[0], tensor.extract(op.source, [as_index(i.ir)]))
+    return carried[0]
 
 
 @rules.lowers("kv.tile_solve")

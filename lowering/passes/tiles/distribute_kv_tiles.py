@@ -626,7 +626,15 @@ def _set_registers(op: Any, d: Distribution) -> None:
 def annotate(function: ir.Operation) -> None:
     """Attach the tile types of operands to ops whose rules need them after operands have become vectors."""
     stores = "kv.tile_scatter", "kv.tile_stage", "kv.tile_store_shared", "kv.tile_store_direct"
-    for op in ops_named(function, "kv.tile_scan", "kv.tile_solve", "kv.tile_slice", "kv.tile_concatenate"):
+    for op in ops_named(
+        function,
+        "kv.convert_layout",
+        "kv.tile_scan",
+        "kv.tile_total",
+        "kv.tile_solve",
+        "kv.tile_slice",
+        "kv.tile_concatenate",
+    ):
         for name, value in zip(TILES, op.operands, strict=False):
             op.attributes[name] = ir.TypeAttr.get(value.type)
     for op in ops_named(function, "kv.tile_store"):

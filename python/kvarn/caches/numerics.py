@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from kvarn.dialect import dtypes
-from kvarn.dialect.dtypes import DType
+from kvarn.dialect import codes, dtypes
+from kvarn.dialect.dtypes import CODED, DType
 from kvarn.dialect.records import MOST_ZERO, Record, problems
 
 
@@ -97,10 +97,13 @@ def encode(record: Record, values: Any) -> tuple[np.ndarray, np.ndarray]:
     else:
         scales = rounded_scale(record, np.abs(x).max(-1) / np.float32(record.elements.largest))
         divisor = scales.astype(np.float32)[..., None]
-        elements = rounded(x / np.where(divisor == 0, np.float32(1), divisor), record.elements)
+        x = x / np.where(divisor == 0, np.float32(1), divisor)
+        elements = x if record.elements.code else rounded(x, record.elements)
     count = record.groups(shape[-1])
     elements = elements.reshape(*shape[:-1], count * record.group)[..., : shape[-1]]
-    return packed(elements) if record.packed else elements, scales.reshape(*shape[:-1], count * record.group_scales)
+    if record.packed:
+        elements = coded(elements, record.elements) if record.elements.code else packed(elements)
+    return elements, scales.reshape(*shape[:-1], count * record.group_scales)
 
 
 def _with_zeros(record: Record, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -123,7 +126,12 @@ def _with_zeros(record: Record, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def decode(record: Record, row: np.ndarray, scales: np.ndarray) -> np.ndarray:
     """The values, f32 [..., D], of a row and scales as :func:`encode` gives them, with no rotation left."""
-    elements = numbers(unpacked(row), record.elements) if record.packed else row
+    elements = row
+    if record.elements.code:
+        eights = row.reshape(*row.shape[:-1], row.shape[-1] // record.elements.bits, record.elements.bits)
+        elements = uncoded(eights, record.elements).reshape(*row.shape[:-1], CODED * eights.shape[-2])
+    elif record.packed:
+        elements = numbers(unpacked(row), record.elements)
     size, count = elements.shape[-1], record.group_scales
     x = grouped(elements, record.group)
     pairs = scales.reshape(*x.shape[:-1], count)
@@ -148,19 +156,32 @@ def rounded_scale(record: Record, scale: np.ndarray) -> np.ndarray:
         with np.errstate(divide="ignore"):
             exponent = np.clip(np.ceil(np.log2(scale.astype(np.float64))), -127, 127)
         return np.where(scale == 0, 1.0, np.exp2(exponent)).astype(of.numpy)
+    if record.packed and of is dtypes.f16:
+        scale = np.minimum(scale, np.float32(of.largest))
     stored = saturating_cast(np.where(scale == 0, 0 if record.keeps_zero_scales else 1, scale), of)
     return stored if record.keeps_zero_scales else np.where(stored == 0, np.ones((), of.numpy), stored)
 
 
 def rounded(x: np.ndarray, dtype: DType) -> np.ndarray:
     """f32 numbers as elements of a record without zeros; 4-bit ones as uint8."""
-    if dtype.per_unit == 1:
+    if not dtype.packed:
         return saturating_cast(x, dtype)
     bounds, signed = dtypes.bounds(dtype)
     code = np.zeros(x.shape, np.uint8)
     for bound in bounds:
         code += (np.abs(x) if signed else x) >= np.float32(bound)
     return code | np.signbit(x).astype(np.uint8) << 3 if signed else code
+
+
+def coded(x: np.ndarray, dtype: DType) -> np.ndarray:
+    """f32 numbers [..., D], already divided by scales, as the bytes of a user's own elements."""
+    found = codes.of(dtype.code).to_bytes(x.reshape(*x.shape[:-1], x.shape[-1] // CODED, CODED))
+    return found.reshape(*x.shape[:-1], dtype.units(x.shape[-1]))
+
+
+def uncoded(eights: np.ndarray, dtype: DType) -> np.ndarray:
+    """The numbers [..., 8] that the bytes [..., bits] of eight of a user's own elements stand for."""
+    return codes.of(dtype.code).to_numbers(eights)
 
 
 def numbers(elements: np.ndarray, dtype: DType) -> np.ndarray:

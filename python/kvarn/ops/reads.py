@@ -229,7 +229,7 @@ def attention(
         more than ``max_queries`` new tokens, by default the collection's ``max_seq_length``; a ``max_seq_length`` of 0
         (a collection that gets no tokens) sets no bound. ``batch_invariant=True``: a sequence's result does not depend,
         bit for bit, on the rest of the batch or on the other sequences' numbers of new tokens: without ``max_queries``
-        one kernel computes all of them, and splits of a sequence's keys depend on its own length only.
+        its own number decides which kernel computes it, and splits of its keys depend on its own length only.
         ``early=True``: the previous kernel on the stream writes neither cache lengths, row offsets, the table nor
         tokens that ``cache_lengths`` counts, so a decode may read these before that kernel ends.
     stream : optional
@@ -454,7 +454,7 @@ def _with_bounds(collection: Any, heads: int, schedule: Schedule) -> Schedule:
         return schedule
     schedule = schedules.current("kv.attention", schedule)
     if schedule and schedule.get("batch_invariant") is True and not {"max_queries", "kind"} & set(schedule):
-        return schedule
+        return schedule if collection.device[0] == "cpu" else {**_most_sequences(collection.batch_size), **schedule}
     if collection.max_seq_length == 0:  # a collection that gets no tokens sets no bound on the number of queries
         return schedule
     if collection.device[0] == "cpu":
@@ -470,6 +470,7 @@ def _with_bounds(collection: Any, heads: int, schedule: Schedule) -> Schedule:
     return known if schedule is None else {**known, **schedule}
 
 
+USUAL_BATCH = 1024  # sequences
 _ONE_QUERY = FixedSchedule(max_queries=1)
 
 
@@ -492,6 +493,12 @@ def _expected(rows: int | None, batch: int) -> FixedSchedule:
     return FixedSchedule(**of_rows, max_batch=_batch_class(batch))
 
 
+@functools.cache
+def _most_sequences(batch: int) -> FixedSchedule:
+    """The bound of the sequences alone: one for all usual batches, of which no bit may depend."""
+    return FixedSchedule(max_batch=_batch_class(max(batch, USUAL_BATCH)))
+
+
 def _batch_class(batch: int) -> int:
     """Up to how many sequences code is compiled for: few numbers, so that few programs serve all batches."""
-    return next((n for n in (1, 4, 8, 16, 128, 1024) if batch <= n), 1 << max(batch - 1, 0).bit_length())
+    return next((n for n in (1, 4, 8, 16, 128, USUAL_BATCH) if batch <= n), 1 << max(batch - 1, 0).bit_length())

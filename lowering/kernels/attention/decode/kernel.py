@@ -43,7 +43,6 @@ from kvarn.lowering.index import Ix
 from kvarn.lowering.kernels.base import Expansion
 from kvarn.lowering.kernels.common import row_alignment
 from kvarn.lowering.schedules.decode import COLUMNS, NEVER, DecodeConfig, configured, entries_of_few
-from kvarn.lowering.schedules.tables import measured
 
 from ... import hadamard
 from ...elements import factors_of_word, scaled_by
@@ -485,11 +484,7 @@ def launch(case: Case, at: Expansion, op: Any, few: Ix | None = None) -> Callabl
     head_blocks = config.row_groups // config.warps
     one = at.constant(1)
     slots = at.device("multiprocessors") * config.blocks
-    beside = None
-    if divides:  # without prompts the tile kernel's blocks start and end on the multiprocessors that are left
-        share = at.schedule["decode_share"]
-        beside = (slots * share // 16 // head_blocks).greatest(one)
-        slots = slots * max(share, measured("decode_share_alone", at.target)) // 16
+    beside = (slots * at.schedule["decode_share"] // 16 // head_blocks).greatest(one) if divides else None
     max_units = (slots // head_blocks).greatest(one)  # one where the heads alone are more blocks than scheduled
     batch = batch_of(op, at)
     blocks = divided(max_units * head_blocks)

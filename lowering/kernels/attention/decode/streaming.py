@@ -183,7 +183,7 @@ def streaming(c: DecodeConfig) -> SimpleNamespace:
             )
             for half, start in ((0, source), (1, source + caches.to_value_scales)):
                 to = pairs_at(stage, half, row) + chunk * c.scale_chunk
-                kv.cp_async(to, start, c.scale_chunk, zero_fill_size=size)
+                kv.cp_async(to, start, c.scale_chunk, zero_fill_size=size, l2_prefetch=c.scale_prefetch)
 
     @kv.func
     def pairs_at(stage, half, token):
