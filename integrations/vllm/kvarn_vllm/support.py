@@ -18,7 +18,6 @@ CAPABILITY = (8, 0)
 INSTEAD = "use FLASH_ATTN, FLASHINFER or TRITON_ATTN"
 INSTEAD_OF_MLA = "use FLASHMLA or FLASH_ATTN_MLA"
 MLA_TESTED = ((0, 26), (0, 26))  # the same of models with MLA
-MLA_CACHE_DTYPES = ["auto", "float16", "bfloat16"]
 LONGEST_ROW = 576  # elements of a latent row
 
 # Arguments of vLLM's validate_configuration that may be set. Those that are not known are refused where they are set.
@@ -60,9 +59,8 @@ def reasons(
         found.append(f"head size {head_size}: sizes are multiples of {HEADS} up to {LARGEST_HEAD}")
     if dtype not in DTYPES:
         found.append(f"dtype {dtype}: {_listed(DTYPES)} are served")
-    known = MLA_CACHE_DTYPES if mla else CACHE_DTYPES
-    if kv_cache_dtype is not None and kv_cache_dtype not in known:
-        found.append(f"kv_cache_dtype {kv_cache_dtype}{' with MLA' * mla}: {_listed(known)} are served")
+    if kv_cache_dtype is not None and kv_cache_dtype not in CACHE_DTYPES:
+        found.append(f"kv_cache_dtype {kv_cache_dtype}: {_listed(CACHE_DTYPES)} are served")
     own = {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(str(kv_cache_dtype), dtype)
     if own != dtype:
         found.append(f"kv_cache_dtype {kv_cache_dtype} for a model of {dtype}: a cache of floats has the model's type")

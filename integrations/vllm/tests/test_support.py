@@ -52,8 +52,7 @@ def test_a_layer_is_refused_by_name(change, named):
     [
         ({"head_size": 128}, "MLA rows of 128"),
         ({"head_size": 640}, "MLA rows of 640"),
-        ({"kv_cache_dtype": "fp8"}, "kv_cache_dtype fp8 with MLA"),
-        ({"kv_cache_dtype": "fp8_ds_mla"}, "fp8_ds_mla with MLA"),
+        ({"kv_cache_dtype": "fp8_ds_mla"}, "kv_cache_dtype fp8_ds_mla"),
         ({"use_sparse": True}, "FLASHMLA_SPARSE"),
     ],
 )
