@@ -90,10 +90,7 @@ class KvarnBackend(AttentionBackend):
         device_capability: Any = None,
         **asked: Any,
     ) -> list[str]:
-        found = support.reasons(head_size, dtype, kv_cache_dtype, block_size, attn_type, device_capability, asked)
-        if asked.get("use_mla") and (reason := support.unknown_version(vllm.__version__, support.MLA_TESTED)):
-            found.append(f"MLA: {reason}; {support.INSTEAD_OF_MLA}")
-        return found
+        return support.reasons(head_size, dtype, kv_cache_dtype, block_size, attn_type, device_capability, asked)
 
     # --- the pool's layout: pages, heads, tokens, a key and its value. vLLM asks by these two up to 0.32 ---
 

@@ -75,6 +75,7 @@ class KvarnMla(MLAAttentionImpl[KvarnMetadata]):
         slot_mapping: torch.Tensor,
         kv_cache_dtype: str,
         k_scale: torch.Tensor,
+        skip_scale: bool = False,
     ) -> None:
         """Keep the step's rows for the call of attention that follows, which knows sequences and not slots alone."""
         self._rows = torch.cat([kv_c_normed.unsqueeze(1), k_pe.view(-1, 1, k_pe.shape[-1])], -1)

@@ -16,11 +16,10 @@ import kvarn as kv
 # vLLM computes Bloom's GELU without the approximation that transformers makes.
 BOUNDS = {"bloom": 2e-2}
 # vLLM's experts need its compiled part from 0.33 on.
-WITH_MLA = pytest.param("deepseek", marks=pytest.mark.skipif(vllm.__version__ > "0.26.9", reason="refused"))
 WITH_EXPERTS = pytest.param("gpt_oss", marks=pytest.mark.skipif(vllm.__version__ > "0.26.9", reason="compiled experts"))
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral", "gemma2", "gemma3", "bloom", WITH_MLA, WITH_EXPERTS])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral", "gemma2", "gemma3", "bloom", "deepseek", WITH_EXPERTS])
 def test_an_engine_chooses_the_tokens_of_transformers(name):
     """Prompts in chunks, chunks beside decodes, and a prompt whose beginning is cached; every layer is kvarn's."""
     with engine(name) as llm:
@@ -84,7 +83,6 @@ def test_fp8_caches_with_their_scales(scales):
 # --- a wrong copy is noticed
 
 
-@pytest.mark.skipif(vllm.__version__ > "0.26.9", reason="refused")
 @pytest.mark.parametrize("scale", [1.0, 0.04])
 def test_fp8_rows_of_mla_with_their_scale(scale, monkeypatch):
     def stored(x):
@@ -136,7 +134,7 @@ def _changed(name="attention", **change):
         ("gemma3", "attention", _changed(window=None)),
         ("bloom", "attention", _changed(alibi_slopes=None)),
         pytest.param(*("gpt_oss", "attention", _changed(sinks=None)), marks=WITH_EXPERTS.marks),
-        pytest.param("deepseek", "mla_attention", _changed("mla_attention", scale=0.05), marks=WITH_MLA.marks),
+        ("deepseek", "mla_attention", _changed("mla_attention", scale=0.05)),
     ],
     ids=["lengths", "mask", "softcap", "window", "slopes", "sinks", "scale"],
 )
