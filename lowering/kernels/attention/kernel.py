@@ -201,9 +201,6 @@ def attention_kernel(s: TileKernel) -> Any:
         if s.sequences:
             many = tiles_of_many(queries, s.sequences, s.case.group, s.rows, s.threads // 32)
             tiles = many.count
-            if s.overlaps:  # a decode kernel that starts beside tiles would not be spread evenly over multiprocessors
-                if (tiles == 0) | (False if t.splits is None else t.splits > 1):
-                    kv.griddepcontrol_launch_dependents()
             t = replace(t, splits=splits_of(t, many, s.case.spec.num_heads))
         for work in work_items(s, t, tiles):
             rows = rows_of(s, a, queries, many, work)

@@ -151,10 +151,8 @@ def combine_kernel(s: TileKernel, programmatic: bool = True) -> Any:
         else:
             many = tiles_of_many(queries, s.sequences, case.group, rows, WARPS)
             t = replace(t, splits=splits_of(t, many, case.spec.num_heads))
-            items = many.count * (case.spec.num_heads * rows)
+            items = kv.where(t.splits > 1, many.count * (case.spec.num_heads * rows), 0)
             if programmatic:  # blocks without rows end at once, but for one, so that this kernel ends after the others
-                if items == 0:
-                    kv.griddepcontrol_launch_dependents()
                 if (kv.block_id.x * WARPS < items) | (kv.block_id.x == 0):
                     kv.griddepcontrol_wait()
             for i in range(item, items, kv.grid_dim.x * WARPS):
