@@ -335,7 +335,7 @@ def problems(case: Case, target: Target, row_alignment: int, schedule: Mapping[s
         )
     if case.pages and spec.page_size % LEAST_LISTED:
         found.append(f"needs listed pages of a multiple of {LEAST_LISTED} tokens, got {spec.page_size}")
-    if row_alignment < 16 and (narrow or not spec.of_cache):
+    if row_alignment < 16 and (narrow or spec.packed or spec.rotation or not spec.of_cache):
         what = "query and output rows" if spec.of_cache else "rows"
         found.append(f"needs {what} aligned to 16 bytes, got {row_alignment}")
     if not found and instruction == MMA:
