@@ -434,7 +434,9 @@ def place_operands(function: ir.Operation, accumulators: Accumulators) -> dict[i
         whole = accumulators.across > 1 or swapped  # every warp reads all of A
         if by_wgmma or whole or not _held(a, accumulators.warps):
             shared.update(dict.fromkeys(loaded(a) or (), SHARED))
-        if (whole or str(element(a)) == "i8") and loaded(a) is None:
+        # What a loop does not change would take registers of every iteration.
+        unchanged = by_wgmma and element(a).width == 16 and outside_loops(op, a) != op
+        if (whole or unchanged or str(element(a)) == "i8") and loaded(a) is None:
             shared[share(op, 0)] = SHARED
     place_rows(function, shared, accumulators)
     return shared
