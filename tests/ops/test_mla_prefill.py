@@ -143,7 +143,7 @@ def test_chunks_over_tiles_are_chosen_where_they_fit():
     with kv.emulated("sm_80"):
         rows = prefill(13, "f8e4m3", query="bf16", bf16_rope=True, **TILES)
         plan, _ = chunks_of(rows, 16)
-        with pytest.raises(ValueError, match="needs latent rows of one type for products by mma.sync"):
+        with pytest.raises(ValueError, match=r"needs latent rows of one type for products by mma\.sync"):
             one_chunk(rows, plan, 0, 16, schedule=TILE)
         plan, _ = chunks_of(p, 16)
         with pytest.raises(ValueError, match="the schedule's keys must be a multiple of 64, got 32"):
