@@ -84,6 +84,7 @@ LANGUAGE = (
     ("handles", "Caches, collections and operands"),
     ("values", "Values"),
     ("tiles", "Tiles"),
+    ("softmax", "Softmax over tiles"),
     ("staging", "Rows of tiles in shared memory"),
     ("math", "Mathematical functions: `kv.math`"),
     ("memory", "Buffers, shared memory and pointers"),

@@ -396,6 +396,20 @@ for axis in (0, 1):
     reduction("`x.sum` of i32", lambda x, a: kv.i32(x).sum(axis=a), lambda x, a: x.sum(a), axis, I8)
 
 
+def log_sums(x: Any, y: Any, _: Any) -> np.ndarray:
+    return np.log2(np.exp2(0.5 * wide(x)).sum(1) + (np.exp2(0.5 * wide(y)) * np.tri(64)).sum(1))
+
+
+@construct(VALUES, "`kv.online_softmax` with `kv.masked`", log_sums)
+def softmax(x: F32, y: F32, out: F1):
+    i = kv.tile_index(64)
+    m, total = kv.full(64, -3.0e38), kv.full(64, 0.0)
+    m, total, _, _ = kv.online_softmax(m, total, x.load_rows(i, columns=64) + 0.0, 0.5)
+    hidden = kv.masked(y.load_rows(i, columns=64) + 0.0, i[None, :] <= i[:, None])
+    m, total, _, _ = kv.online_softmax(m, total, hidden, 0.5)
+    out.scatter(i, value=kv.math.log2(total) + m)
+
+
 # --- along lines -----------------------------------------------------------------------------------
 
 LINES = "Running sums, triangles, parts of tiles"

@@ -32,9 +32,7 @@ def block_sparse_attention(
         first = lists[h, n, j] * BLOCK
         k = keys.tile(0, kv_head, first, count, rows=BLOCK)
         v = values.tile(0, kv_head, first, count, rows=BLOCK)
-        x = kv.masked(kv.dot(q, k.T) * SCALE, (first + i)[None, :] <= at)
-        top = kv.math.max(m, x.max(axis=1))
-        alpha, p = kv.math.exp2(m - top), kv.math.exp2(x - top[:, None])
-        m, total = top, total * alpha + p.sum(axis=1)
+        x = kv.masked(kv.dot(q, k.T), (first + i)[None, :] <= at)
+        m, total, p, alpha = kv.online_softmax(m, total, x, SCALE)
         o = kv.dot(kv.bf16(p), v, o * alpha[:, None])
     out.store_rows(row, h, value=kv.bf16(o / total[:, None]), mask=row < new)

@@ -114,7 +114,13 @@ def _of_f32(product: Product, a: ir.Value, tile: Pointer, sums: list[Value], thr
     held = [Value(x, f32) for x in elements(a)] if product.a is None else []
     # Pointers to the elements of a lane in the first rows; other rows are at constant offsets.
     rows: list[Pointer] = []
-    if product.a is not None:
+    down: list[list[Pointer]] = []  # of a transposed A: by the parity of k and the half of the rows
+    if product.a is not None and product.transpose_a:
+        column = threads.warp * ROWS + ptx.unknown(g)
+        down = [
+            [Pointer(a, SHARED) + product.a.offset(2 * c + i, column + 8 * half) for half in range(2)] for i in (0, 1)
+        ]
+    elif product.a is not None:
         row = threads.warp * ROWS + ptx.unknown(g)
         rows = _along_a_row(product.a, Pointer(a, SHARED), row, 2 * c)
     if product.transpose_b:
@@ -125,6 +131,9 @@ def _of_f32(product: Product, a: ir.Value, tile: Pointer, sums: list[Value], thr
     def left(k: int) -> tuple[list[Value], list[Value]]:
         if product.a is None:  # registers are (g, 2 c), (g, 2 c + 1) and those of row g + 8
             return _parts([held[4 * k + i] for i in (0, 2, 1, 3)])
+        if down:
+            further = STEP_F32 * k * product.a.pitch
+            return _parts([(place + further).load(f32) for of_parity in down for place in of_parity])
         low, high = (_step(product.a, rows, k, first).load(f32, 2) for first in (0, 8))
         return _parts([low[0], high[0], low[1], high[1]])
 

@@ -61,6 +61,7 @@ from kvarn.dsl.handles import (
 from kvarn.dsl.kernel import KernelFunction as KernelFunction
 from kvarn.dsl.memory import *  # noqa: F403
 from kvarn.dsl.ptx import *  # noqa: F403
+from kvarn.dsl.softmax import *  # noqa: F403
 from kvarn.dsl.staging import *  # noqa: F403
 from kvarn.dsl.tiles import *  # noqa: F403
 from kvarn.dsl.tma import TensorMap as TensorMap

@@ -21,6 +21,7 @@ from kvarn.dialect.ops.sharing import LINES
 from kvarn.dialect.shared_layout import CHUNK
 from kvarn.dsl import functions
 from kvarn.dsl.builder import types
+from kvarn.dsl.softmax import online_softmax
 from kvarn.dsl.tiles import Tile
 from kvarn.lowering.rewrite import defining_op
 from kvarn.lowering.tiles.ir import HIDES
@@ -31,7 +32,7 @@ from .case import Case
 from .key_splits import partial_row, quotient, splits_of
 from .partials import LOG2E, LOWEST, finished, log_sum_exp, with_prior
 from .queries import tiles_of, tiles_of_many
-from .softmax import modified, modifies, online_softmax
+from .softmax import modified, modifies
 from .sources import source_of
 from .specialisation import TileArguments, TileKernel
 

@@ -13,15 +13,11 @@ from typing import Any
 
 from kvarn import dsl as kv
 from kvarn.dialect.dtypes import DType, bool_, f32
-from kvarn.dialect.ops.weights import LARGEST, tile_weights
 from kvarn.dsl import functions, intervals, ptx, scores, tiles
-from kvarn.dsl.values import computed_by, describe, joined, plain, rounded_product, stretched
+from kvarn.dsl.values import computed_by, describe, joined, plain, stretched
 
 from .case import Case, position
-from .partials import LN2, LOG2E, in_powers, weight
-
-SLACK = 8.0  # how far, in powers of two, scores may exceed the running maximum before it moves: weights stay below 2^8
-
+from .partials import LN2, LOG2E, in_powers
 
 # --- masks -----------------------------------------------------------------------------------------
 
@@ -154,23 +150,3 @@ def returned(role: str, what: str, value: Any, dtype: DType, function: Any) -> A
         where = "" if code is None else f" from {function.__name__} of {code.co_filename}:{code.co_firstlineno}"
         raise TypeError(f"a {role} function must return {what}, got {describe(value)}{where}")
     return value
-
-
-# --- softmax ---------------------------------------------------------------------------------------
-
-
-@kv.func
-def online_softmax(m: Any, l: Any, x: Any, scale_log2: Any, slack: float = SLACK, above: float = 0.0) -> Any:
-    """One tile of an online softmax in base 2: (m, l, weights, factor of the earlier sums).
-
-    ``x`` times ``scale_log2`` (positive; for all rows or per row) are scores in powers of two. The maximum stays
-    while no score exceeds it by ``slack``, which bounds the weights and avoids most rescales. When it moves, it becomes
-    the highest score minus ``above``, so that low-precision weights are larger and fewer become zeros.
-    ``kv.tile_weights`` defines the weight of every finite score.
-    """
-    of_rows = scale_log2 if isinstance(scale_log2, tiles.Tile) else kv.full(m.shape, scale_log2)
-    top = kv.math.min(rounded_product(x.max(axis=1), of_rows), LARGEST)
-    m_new = kv.where(top > m + slack, top - above if above else top, m)
-    alpha = weight(m, m_new, exp2=kv.math.exp2)
-    p = tiles.Tile(tile_weights(x.ir, of_rows.ir, m_new.ir), f32, x.shape)
-    return m_new, l * alpha + p.sum(axis=1), p, alpha

@@ -11,9 +11,9 @@ from kvarn.dialect.dtypes import DType, f32
 from kvarn.dialect.layout import align_up
 from kvarn.dialect.ops.tile import COLUMN_STEP
 from kvarn.dialect.tma_layout import joins_heads
+from kvarn.dsl.softmax import SLACK
 
 from .case import Case
-from .softmax import SLACK
 
 # For 8-bit weights, whose range is 2^-9 to 448: the power of two that a new maximum's weight gets, so that fewer small
 # weights become zero, and the power above which the maximum moves. With equal scores, the 32 to 48 weights of a row in

@@ -12,11 +12,11 @@ from typing import Any
 from kvarn import dsl as kv
 from kvarn.dialect.dtypes import f32
 from kvarn.dialect.ops.weights import LARGEST
+from kvarn.dsl.softmax import SLACK
 from kvarn.dsl.values import rounded_product
 from kvarn.lowering.tiles.ir import BARRIER_BYTES
 
 from ..attention.partials import LOG2E, LOWEST, are_large, is_large, normalizer
-from ..attention.softmax import SLACK
 from . import block_sizes as latent_blocks, stored as latent_stored
 from .block import Block
 from .block_sizes import column_tiles, owners_of, width_of

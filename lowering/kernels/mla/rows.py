@@ -11,10 +11,10 @@ from typing import Any
 
 from kvarn import dsl as kv
 from kvarn.dialect.ops.weights import LARGEST
+from kvarn.dsl.softmax import SLACK
 from kvarn.dsl.values import rounded_product
 
 from ..attention.partials import are_large, is_large, normalizer
-from ..attention.softmax import SLACK
 from .common import KEYS, NEVER, pack
 
 

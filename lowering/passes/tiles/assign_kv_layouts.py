@@ -148,8 +148,8 @@ def mma_problems(a: ir.Value, b: ir.Value, transposed: bool, accumulators: Accum
             f"with {stacks} stacks of warps that divide columns elements must have 16 bits, and the tile 16 rows for "
             f"each of the {warps // stacks} warps of a stack, got {kind} and {m}"
         )
-    if is_made_by(a, TRANSPOSE) and element(a).width != 16:
-        found.append(f"a transposed first operand must have 16-bit elements, got {kind}: write kv.bf16(a).T")
+    if is_made_by(a, TRANSPOSE) and element(a).width == 8:
+        found.append(f"a transposed first operand must be bf16, f16 or f32, got {kind}: write kv.bf16(a).T")
     if kind == "i8" and k % K_STEP_BYTES:
         found.append(f"K must be a multiple of {K_STEP_BYTES}, got {k}")
     if k % COLUMN_STEP or n % (COLUMN_STEP * stacks):

@@ -8,7 +8,7 @@ A module's ``__all__`` is what it adds to the language.
 from kvarn.dialect import dtypes
 from kvarn.dialect.dtypes import *  # noqa: F403
 
-from . import calls, functional, gpu, masks, math, memory, ptx, scores, staging, tiles, tma, tracing, values
+from . import calls, functional, gpu, masks, math, memory, ptx, scores, softmax, staging, tiles, tma, tracing, values
 from .calls import *  # noqa: F403
 from .functional import *  # noqa: F403
 from .gpu import *  # noqa: F403
@@ -16,6 +16,7 @@ from .handles import Cache, Collection, KVCache, KVCacheCollection, MHAOperand, 
 from .kernel import KernelFunction, Optional, kernel
 from .memory import *  # noqa: F403
 from .ptx import *  # noqa: F403
+from .softmax import *  # noqa: F403
 from .staging import *  # noqa: F403
 from .tiles import *  # noqa: F403
 from .tma import TensorMap
@@ -37,6 +38,6 @@ __all__ += gpu.__all__
 __all__ += memory.__all__
 __all__ += ptx.__all__
 __all__ += staging.__all__
-__all__ += tiles.__all__
+__all__ += tiles.__all__ + softmax.__all__
 __all__ += tracing.__all__
 __all__ += values.__all__

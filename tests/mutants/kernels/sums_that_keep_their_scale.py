@@ -3,7 +3,7 @@
 later scores are larger.
 """
 
-SYMBOL = "kvarn.lowering.kernels.attention.softmax:online_softmax"
-OLD = "l * alpha + p.sum(axis=1)"
-NEW = "l + p.sum(axis=1)"
+SYMBOL = "kvarn.dsl.softmax:online_softmax"
+OLD = "total * alpha + p.sum(axis=1)"
+NEW = "total + p.sum(axis=1)"
 CAUGHT_BY = ("tests/ops/test_attention_tiles.py::test_a_maximum_moves_where_later_scores_are_larger",)
