@@ -39,6 +39,7 @@ PURE_DIALECT = {
     f"kvarn.dialect.{name}"
     for name in (
         "chips",
+        "codes",
         "contents",
         "deprecated",
         "dtypes",

@@ -324,8 +324,10 @@ def problems(case: Case, target: Target, row_alignment: int, schedule: Mapping[s
     if spec.is_mla and (case.query is f32 or (instruction != MMA and not latent)):
         found.append("needs a collection with values, got an MLA one")
     sizes = case.content, case.size, case.value_size
-    if any(n % 8 for n in sizes) or not 8 <= min(sizes) <= case.value_size <= MOST_COLUMNS:
-        found.append(f"needs a head size of a multiple of 8 up to {MOST_COLUMNS}, got {spec.head_size}")
+    by_elements = spec.of_cache and case.row.plain and not spec.is_mla and not narrow
+    if (any(n % 8 for n in sizes) and not by_elements) or not min(sizes) <= case.value_size <= MOST_COLUMNS:
+        of = "a head size" if by_elements else "a head size of a multiple of 8"
+        found.append(f"needs {of} up to {MOST_COLUMNS}, got {spec.head_size}")
     if spec.rotation and (case.out is not case.query or case.padded or case.listed or case.size > 256):
         found.append(
             "needs ragged rows of at most 256 elements and an output of the query's type over rotated heads, got "
@@ -333,8 +335,9 @@ def problems(case: Case, target: Target, row_alignment: int, schedule: Mapping[s
         )
     if case.pages and spec.page_size % LEAST_LISTED:
         found.append(f"needs listed pages of a multiple of {LEAST_LISTED} tokens, got {spec.page_size}")
-    if row_alignment < 16:
-        found.append(f"needs query and output rows aligned to 16 bytes, got {row_alignment}")
+    if row_alignment < 16 and (narrow or not spec.of_cache):
+        what = "query and output rows" if spec.of_cache else "rows"
+        found.append(f"needs {what} aligned to 16 bytes, got {row_alignment}")
     if not found and instruction == MMA:
         config = _by_mma(case, target, {"splits": 1})  # as lists of pages require
         found += [f"has none for {target.name}: {config}"] if isinstance(config, str) else []
@@ -351,7 +354,7 @@ def of_boxes(config: TileConfig) -> bool:
     """Whether tiles of the cache are whole TMA boxes."""
     rows, spec = config.box_rows, config.case.spec
     boxes = config.keys // rows
-    whole = boxes == 1 or rows % ATOM_ROWS == 0
+    whole = (boxes == 1 or rows % ATOM_ROWS == 0) and spec.head_size % 8 == 0
     return config.instruction == WGMMA and spec.kind != RAGGED and whole and boxes <= 32
 
 
@@ -373,6 +376,8 @@ def why_not_stored(config: TileConfig) -> str | None:
     if config.instruction != WGMMA or case.query is not bf16 or case.spec.dtype not in (f8e4m3, f8e5m2):
         got = f"{case.query.name} over {case.spec.dtype.name} by {config.instruction}"
         return f"unconverted keys need a bf16 query over f8e4m3 or f8e5m2 keys by wgmma, got {got}"
+    if not case.aligned:
+        return "a query of two terms is loaded by rows, which must be aligned to 16 bytes"
     if case.spec.quantized:
         return f"keys are scaled before their products, by granules of {case.spec.granularity}"
     if not staged_by_tma(config):

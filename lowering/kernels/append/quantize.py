@@ -67,9 +67,11 @@ class Quantizer:
 
     @property
     def in_registers(self) -> bool:
-        """Whether a thread keeps its chunks in registers from computing the scale until writing."""
-        few = self.chunks <= _HELD or self.spec.zero or self.spec.rotation > 0  # these need all of a granule at once
-        return self.spec.head_size % self.spec.granularity == 0 and few
+        """Whether a thread keeps its chunks in registers from computing the scale until writing.
+
+        Those of packed elements always are: zeros and rotations need all of them.
+        """
+        return self.spec.head_size % self.spec.granularity == 0 and (self.spec.packed or self.chunks <= _HELD)
 
     @property
     def threads(self) -> int:
@@ -180,15 +182,12 @@ class Quantizer:
     def nearest(self, x: Any) -> Any:
         """f32 values, a multiple of 8, as the nearest 4-bit elements of a table, as bytes of two."""
         limits, signed = bounds(self.spec.dtype)
-        size, found = abs(x) if signed else x, []
-        for i in kv.static(range(self.width)):
-            code = kv.u32(0)
-            for limit in kv.static(limits):
-                code = code + kv.where(size[i] >= limit, kv.u32(1), kv.u32(0))
-            if signed:
-                code = code + ((kv.bitcast(x[i], kv.u32) >> 28) & 8)
-            found.append(code)
-        return self.packed(found)
+        size, codes = abs(x) if signed else x, kv.vector(kv.u32, self.width)
+        for limit in kv.static(limits):
+            codes = codes + kv.where(size >= limit, kv.u32(1), kv.u32(0))
+        if signed:
+            codes = codes + ((kv.bitcast(x, kv.u32) >> 28) & 8)
+        return self.packed(codes)
 
     @kv.func
     def scale_of(self, largest: Any) -> Any:

@@ -27,13 +27,14 @@ from kvarn.lowering.tiles.ir import WGMMA
 
 from .. import expands
 from ..base import Expansion
-from ..common import row_alignment
+from ..common import BYTES, row_alignment
 from . import kernel as attention_tiles, launch as tile_launch, rotated, rows as attention_rows
 from .arguments import AttentionArguments
 from .case import Case, Masking
 from .decode import kernel as attention_decode
 from .queries import batch_of, heads_of, is_padded, row_count
 
+COLUMNS = 8  # of a row that are loaded or written together
 WIDEST_ROWS = 16  # row alignment in bytes when a block mask is made: the attention's own is not known then
 LISTED_KEYS = 64  # keys per tile of a decode's block mask, at least
 
@@ -51,6 +52,7 @@ def case_of(op: Any, at: Expansion) -> Case:
         value_size=spec.head_size, mask=Masking(op.mask.value, op.span.value), softcap=op.softcap.value,
         score=score_of(op), alibi=op.alibi_slopes is not None, padded=is_padded(op),
         pages=getattr(op, "pages", None) is not None, blocks=block_tile(op),
+        aligned=row_alignment(op) >= BYTES and spec.head_size % COLUMNS == 0,
     )  # fmt: skip
 
 
@@ -144,8 +146,6 @@ def few_queries(case: Case, place: Place) -> int:
     by_wgmma = tile_schedule.instruction_for(case, place.target, {}) == WGMMA
     paid = (case.spec.converted or by_wgmma) and place.target.has("pdl")
     if fixed or single or not paid or place.of_operands:
-        return 0
-    if case.functions and measured("functions_by_tiles", place.target) and _stored_tiles(case, place):
         return 0
     # One new token, or as many as the columns of one product hold: more would cost all sequences instructions.
     columns = max(1, decode_schedule.COLUMNS // case.group)
