@@ -28,7 +28,7 @@ func.func @load(%c: !cache, %i: i32, %c2: !fp8) {
 }
 
 func.func @packed(%c: !int4, %i: i32) {
-  // expected-error @below {{'kv.load' op width must be even where two elements share a byte, got vector<3xf32>}}
+  // expected-error @below {{'kv.load' op width must be even where elements share bytes, got vector<3xf32>}}
   "kv.load"(%c, %i, %i, %i, %i) {width = 3 : i64} : (!int4, i32, i32, i32, i32) -> vector<3xf32>
   // expected-error @below {{'kv.load_raw' op width must be at most 64, the extent of the dimension, got 128}}
   "kv.load_raw"(%c, %i, %i, %i, %i) {width = 128 : i64} : (!int4, i32, i32, i32, i32) -> vector<128xi8>
