@@ -226,6 +226,8 @@ def codebook(numbers: Iterable[float]) -> DType:
 def coded(name: str, bits: int, largest: float) -> DType:
     """The type of elements of a user's own code (``kv.Code``), which are packed by eight into ``bits`` bytes."""
     key = name, bits, float(largest)
+    if not 2 <= bits <= 7 or not 0 < key[2] < math.inf:
+        raise ValueError(f"a code must have 2 to 7 bits and a positive largest number, got {bits} and {largest}")
     if key not in _coded:
         text = f"{name}, {bits}, {key[2]!r}"
         mlir = f'{_CODE}"{name}", {bits} : i64, "{key[2]!r}">'

@@ -326,6 +326,35 @@ def schedules() -> str:
     return "\n".join(out)
 
 
+def formats() -> str:
+    """What records cost in quality, as ``python -m bench.formats`` has measured it."""
+    import json
+
+    found = json.loads((FOLDER.parents[1] / "bench" / "formats.json").read_text(encoding="utf-8"))
+    names = list(found["rows"][0]["errors"])
+    rows = [
+        (
+            row["format"], f"{row['bits']:g}", f"{row['perplexity']:.3f}", f"{100 * row['greedy']:.1f}%",
+            *(f"{100 * row['errors'][n]:.2f}%" for n in names),
+        )
+        for row in found["rows"]
+    ]  # fmt: skip
+    about = FORMATS.format(**found)
+    head = ("format", "bits", "perplexity", "greedy tokens agreed", *(f"error, {n}" for n in names))
+    return "\n".join(["# Formats: what records cost in quality\n", about, table(head, rows)])
+
+
+FORMATS = """\
+Of [records](../records.md), with {model}, whose {head_size}-wide heads are hard to quantize: `python -m bench.formats
+--tokens {tokens} --windows {windows}` over {windows} windows of {tokens} tokens of `{text}` (Python {python}, tokens
+{digest}). Bits are per element, with scales and zeros. Greedy tokens agreed: positions of the text where the model over
+this cache would choose the token that it chooses over bf16. Error: root mean square of attention's output less that in
+float64, over the latter's; over normal keys and values, over heavy-tailed ones (Student's t of 3 degrees, channels of
+outliers), and over those of five layers of the model. Kernels quantize as the NumPy model does that this is measured
+with, to the bit.
+"""
+
+
 WORTH = """\
 ## What each pass changes
 
@@ -424,6 +453,7 @@ def tiles() -> str:
 PAGES: dict[str, Callable[[], str]] = {
     "operations.md": operations, "language.md": language, "dialect.md": dialect, "passes.md": passes,
     "schedules.md": schedules, "environment.md": environment, "commands.md": commands, "tiles.md": tiles,
+    "formats.md": formats,
 }  # fmt: skip
 RUN = ("tiles.md",)  # pages that run kernels: a test of their own checks each line
 

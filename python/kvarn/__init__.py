@@ -33,7 +33,7 @@ _LAZY = {
     "kvarn.paging.hybrid": ("HybridKVCacheManager", "LayerGroup"),
     "kvarn.compilation.driver": ("compile",),
     "kvarn.compilation.kernel": ("Kernel", "load"),
-    "kvarn.codes": ("Code",),
+    "kvarn.ops.codes": ("Code",),
     "kvarn.errors": ("KernelError",),
     "kvarn.pipelines": ("pipeline",),
     "kvarn.measure.autotune": ("autotune",),

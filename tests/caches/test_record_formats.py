@@ -156,6 +156,23 @@ def test_append_and_loads_are_those_of_numpy(place: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    "record", [kv.Record("u4", "f16", 256, True), kv.Record("e2m1", "f32", 256, rotation=256)], ids=["u4", "e2m1"]
+)
+def test_a_group_may_be_a_wide_head(place: str, record: kv.Record) -> None:
+    rng, new = np.random.default_rng(8), (2,)
+    found, offsets = collection_of(record, (0,), new, rng, 256), offsets_of(new)
+    key, value = (rng.standard_normal((2, HEADS, 256)).astype(np.float32) for _ in range(2))
+    with at(place):
+        kv.ops.append(found, 0, key, value, offsets)
+    for cache, given in ((found.get_key_cache(0), key), (found.get_value_cache(0), value)):
+        stored, scales = encode(record, given)
+        got = held(cache, 0, range(2))
+        np.testing.assert_array_equal(got[0], stored)
+        np.testing.assert_array_equal(got[1].view(np.uint8), scales.view(np.uint8))
+
+
+@pytest.mark.parametrize("place", PLACES)
 def test_nvfp4_has_a_second_scale_per_tensor(place: str) -> None:
     rng, record, new = np.random.default_rng(2), records.NAMED["nvfp4"], (3,)
     found, offsets = collection_of(record, (5,), new, rng), offsets_of(new)
@@ -194,6 +211,19 @@ def test_rows_are_gathered_and_converted(place: str, source: str, destination: s
         got = held(values, b, range(length))
         np.testing.assert_array_equal(got[0], want[0])
         np.testing.assert_array_equal(got[1].view(np.uint8), want[1].view(np.uint8))
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", ["nvfp4", "6 bits"])
+def test_pages_are_copied_with_their_scales(place: str, name: str) -> None:
+    rng, cached, pages = np.random.default_rng(7), (40, 17), (np.array([0, 1], np.int32), np.array([2, 3], np.int32))
+    found, other = (collection_of(FORMATS[name], cached, (1, 1), rng) for _ in range(2))
+    with at(place):
+        kv.ops.copy_pages(found, *pages)
+        kv.ops.transfer_pages(found, other, *pages)
+    for copied in (found, other):
+        np.testing.assert_array_equal(copied.blocks[pages[1]], found.blocks[pages[0]])
+        np.testing.assert_array_equal(copied.scales.view(np.uint8)[pages[1]], found.scales.view(np.uint8)[pages[0]])
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -12,7 +12,7 @@ from kvarn import dsl as kv
 from kvarn.dialect import codes
 from kvarn.dialect.dtypes import CODED, bounds, f16
 from kvarn.dialect.layout import CacheSpec
-from kvarn.dialect.records import MOST_ZERO
+from kvarn.dialect.records import MOST_VALUE
 from kvarn.dsl import ptx
 
 from .. import hadamard
@@ -67,8 +67,11 @@ class Quantizer:
 
     @property
     def in_registers(self) -> bool:
-        """Whether a thread keeps its chunks in registers from computing the scale until writing."""
-        return self.spec.head_size % self.spec.granularity == 0 and self.chunks <= _HELD
+        """Whether a thread keeps its chunks in registers from computing the scale until writing.
+
+        Those of packed elements always are: zeros and rotations need all of them.
+        """
+        return self.spec.head_size % self.spec.granularity == 0 and (self.spec.packed or self.chunks <= _HELD)
 
     @property
     def threads(self) -> int:
@@ -137,11 +140,10 @@ class Quantizer:
         least, greatest = held[0], held[0]
         for x in held[1:]:
             least, greatest = kv.math.min(least, x), kv.math.max(greatest, x)
-        least = -self.group.max((-least).reduce("max"))
-        greatest = self.group.max(greatest.reduce("max"))
-        least = kv.math.max(kv.math.min(least, MOST_ZERO), -MOST_ZERO)
+        ends = -self.group.max((-least).reduce("max")), self.group.max(greatest.reduce("max"))
+        least, greatest = (kv.math.max(kv.math.min(x, MOST_VALUE), -MOST_VALUE) for x in ends)
         reach = kv.math.max((greatest - least) * (1.0 / self.spec.dtype.largest), kv.math.abs(least) * 2.0**-15)
-        scale, in_cache = stored_scale(kv.math.min(reach, dtype.largest), self.spec)
+        scale, in_cache = stored_scale(reach, self.spec)
         inverse = 1.0 / scale
         zero = dtype(least * inverse)
         if active:
@@ -180,15 +182,12 @@ class Quantizer:
     def nearest(self, x: Any) -> Any:
         """f32 values, a multiple of 8, as the nearest 4-bit elements of a table, as bytes of two."""
         limits, signed = bounds(self.spec.dtype)
-        size, found = abs(x) if signed else x, []
-        for i in kv.static(range(self.width)):
-            code = kv.u32(0)
-            for limit in kv.static(limits):
-                code = code + kv.where(size[i] >= limit, kv.u32(1), kv.u32(0))
-            if signed:
-                code = code + ((kv.bitcast(x[i], kv.u32) >> 28) & 8)
-            found.append(code)
-        return self.packed(found)
+        size, codes = abs(x) if signed else x, kv.vector(kv.u32, self.width)
+        for limit in kv.static(limits):
+            codes = codes + kv.where(size >= limit, kv.u32(1), kv.u32(0))
+        if signed:
+            codes = codes + ((kv.bitcast(x, kv.u32) >> 28) & 8)
+        return self.packed(codes)
 
     @kv.func
     def scale_of(self, largest: Any) -> Any:

@@ -286,6 +286,8 @@ def lower_load(op: Any, options: Options) -> ir.Value:
     )
     scale, zero = (vector.extract(scale, [], [i]) for i in range(count)) if spec.zero else (scale, None)
     if spec.dtype.code:
+        if spec.dtype.code not in codes.registered:
+            fail(op, f"needs the functions of the code {spec.dtype.code!r}: import the module that makes it (kv.Code)")
         value = decoded(value, result, op.dim, spec.dtype)
     elif spec.packed:
         value = numbers(unpacked(value, result, op.dim), spec.dtype)

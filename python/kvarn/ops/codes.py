@@ -14,7 +14,8 @@ import numpy as np
 from kvarn import dsl as kv
 from kvarn.dialect import codes, dtypes
 from kvarn.dialect.dtypes import CODED, DType
-from kvarn.ops.functions import digest_of
+
+from .functions import digest_of
 
 
 @dataclass(frozen=True)
