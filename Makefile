@@ -69,7 +69,7 @@ bench: setup ## measure, on the GPU if there is one, else on the CPU
 check-torch: ## the tests with torch and transformers, in an environment of their own (docs/pytorch.md)
 	@$(MAKE) --no-print-directory setup VENV=.venv-torch
 	@.venv-torch/bin/python -m pip install --quiet --disable-pip-version-check $(TORCH)
-	@.venv-torch/bin/python -m pytest -n $(JOBS) --dist worksteal tests/pytorch bench/tests/test_peers.py $(ARGS)
+	@.venv-torch/bin/python -m pytest -n $(JOBS) --dist worksteal tests/pytorch bench/tests/test_peers.py bench/tests/test_solutions.py $(ARGS)
 
 # Of vLLM's wheel only its Python: the engine runs on the CPU without its compiled parts.
 .venv-vllm/.vllm-$(VLLM): integrations/vllm/tests/requirements.txt integrations/vllm/pyproject.toml

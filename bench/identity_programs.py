@@ -199,7 +199,7 @@ def of_latent() -> Calls:
         prior = {"prior": (zeros(TOKENS, heads, 512, dtype="f32"), lse), "lse": lse}
         forms: dict[str, dict[str, Any]] = {
             "plain": {}, "sparse": listed, "window": {"window": 20}, "score": {"score": biased(heads)},
-            "mask": {"mask": mask}, "prior": prior, "simt": {"schedule": SIMT},
+            "mask": {"mask": mask}, "prior": prior, "simt": {"schedule": SIMT}, "tile": {"schedule": {"kind": "tile"}},
         }  # fmt: skip
         for name, form in list(forms.items())[: 2 if dtype in ("f16", "f32") else None]:
             yield f"mla {dtype}, {heads} heads, {name}", partial(attend, latent(dtype), 0, q, **form)

@@ -50,6 +50,8 @@ class DType:
         Largest finite value; the quantization formulas of the caches divide by it.
     table : tuple of float
         The numbers that the elements 0, 1, ... of a 4-bit type stand for; empty for other types.
+    code : str
+        The name of the code of a user's own elements (:func:`coded`); empty for other types.
 
     Calling a dtype casts a value inside a kernel: ``kv.f32(x)``.
     """
@@ -60,6 +62,7 @@ class DType:
     mlir: str
     largest: float
     table: tuple[float, ...] = ()
+    code: str = ""
 
     def __eq__(self, other: object) -> bool:
         return self.name == other.name if isinstance(other, DType) else NotImplemented
@@ -74,23 +77,43 @@ class DType:
     @property
     def itemsize(self) -> int:
         """Bytes that one element takes in memory; ValueError for elements that share a byte."""
-        if self.per_unit > 1:
+        if self.packed:
             raise ValueError(f"an element of {self.name} is {self.bits} bits, and has no size in bytes: {PACKED_HELP}")
         return max(self.bits, 8) // 8
 
     @property
-    def per_unit(self) -> int:
-        """Elements per unit of memory: 2 for a 4-bit type, of which two share a byte, otherwise 1."""
-        return 8 // self.bits if 1 < self.bits < 8 else 1
+    def packed(self) -> bool:
+        """Whether elements share bytes: those of 2 to 7 bits."""
+        return 1 < self.bits < 8
+
+    @property
+    def step(self) -> int:
+        """The fewest elements that fill whole units of memory: 2 of 4 bits, 4 of 6 bits, 1 of whole bytes."""
+        return 8 // math.gcd(8, self.bits) if self.packed else 1
+
+    @property
+    def step_units(self) -> int:
+        """Units of memory that :attr:`step` elements take."""
+        return self.step * self.bits // 8 if self.packed else 1
 
     @property
     def unit(self) -> DType:
         """The type of the units in memory: bytes for elements that share one, otherwise the type itself."""
-        return u8 if self.per_unit > 1 else self
+        return u8 if self.packed else self
+
+    def units(self, elements: Any) -> Any:
+        """Units of memory that a number of elements takes, or the offset of an element; whole steps of packed ones."""
+        return _times(elements // self.step, self.step_units) if self.packed else elements
+
+    def elements(self, units: Any) -> Any:
+        """The inverse of :meth:`units`."""
+        return _times(units if self.step_units == 1 else units // self.step_units, self.step)
 
     def bytes_of(self, elements: Any) -> Any:
-        """Bytes that a number of elements takes, or the byte offset of an element; whole units of packed elements."""
-        return elements >> (self.per_unit.bit_length() - 1) if self.per_unit > 1 else elements * self.itemsize
+        """Bytes that a number of elements takes, or the byte offset of an element; whole steps of packed elements."""
+        if not self.packed:
+            return elements * self.itemsize
+        return _times(elements >> (self.step.bit_length() - 1), self.step_units)
 
     @property
     def is_float(self) -> bool:
@@ -125,6 +148,11 @@ class DType:
 
     def __repr__(self) -> str:
         return f"kv.{self.name}"
+
+
+def _times(x: Any, factor: int) -> Any:
+    """A product, without one by 1: of ints, of arrays, and of values of a kernel."""
+    return x if factor == 1 else x * factor
 
 
 f64 = DType("f64", 64, "f", "f64", 1.7976931348623157e308)
@@ -174,6 +202,9 @@ def by_name(name: str) -> DType:
 _PACKED = {u4.name: u4, f4e2m1.name: f4e2m1, "e2m1": f4e2m1}  # types of a cache's elements only, by their names
 _CODEBOOK = "!kv.codebook<array<f32: "  # the beginning of a codebook's MLIR type
 _codebooks: dict[tuple[float, ...], DType] = {}
+_CODE = "!kv.code<"  # the beginning of the MLIR type of a user's own elements
+_coded: dict[tuple[str, int, float], DType] = {}
+CODED = 8  # elements of a user's own code that are read and written together
 
 
 def codebook(numbers: Iterable[float]) -> DType:
@@ -190,6 +221,18 @@ def codebook(numbers: Iterable[float]) -> DType:
         largest = max(abs(x) for x in table)
         _codebooks[table] = DType(f"codebook[{text}]", 4, "f", f"{_CODEBOOK}{text}>>", largest, table)
     return _codebooks[table]
+
+
+def coded(name: str, bits: int, largest: float) -> DType:
+    """The type of elements of a user's own code (``kv.Code``), which are packed by eight into ``bits`` bytes."""
+    key = name, bits, float(largest)
+    if not 2 <= bits <= 7 or not 0 < key[2] < math.inf:
+        raise ValueError(f"a code must have 2 to 7 bits and a positive largest number, got {bits} and {largest}")
+    if key not in _coded:
+        text = f"{name}, {bits}, {key[2]!r}"
+        mlir = f'{_CODE}"{name}", {bits} : i64, "{key[2]!r}">'
+        _coded[key] = DType(f"code[{text}]", bits, "f", mlir, key[2], code=name)
+    return _coded[key]
 
 
 def bounds(dtype: DType) -> tuple[list[float], bool]:
@@ -214,6 +257,8 @@ def stored(dtype: Any) -> DType:
     """The dtype of a record's elements, in any form of :func:`of`, a 4-bit type's name, or a codebook's numbers."""
     if isinstance(dtype, (list, tuple)):
         return codebook(dtype)
+    if isinstance(own := getattr(dtype, "coded", None), DType):  # of a Code
+        return own
     return _PACKED[dtype] if isinstance(dtype, str) and dtype in _PACKED else of(dtype)
 
 
@@ -221,6 +266,9 @@ def stored_by_mlir(text: str) -> DType:
     """The dtype of a record's elements, given as the text of an MLIR type."""
     if text.startswith(_CODEBOOK):
         return codebook(float(x) for x in text[len(_CODEBOOK) :].removesuffix(">>").split(","))
+    if text.startswith(_CODE):
+        name, bits, largest = text[len(_CODE) :].removesuffix(">").split(", ")
+        return coded(name.strip('"'), int(bits.removesuffix(" : i64")), float(largest.strip('"')))
     return next((t for t in _PACKED.values() if t.mlir == text), None) or by_mlir(text)
 
 
@@ -228,6 +276,9 @@ def element_by_name(name: str) -> DType:
     """The dtype of a record's elements, by its name."""
     if name.startswith("codebook["):
         return codebook(float(x) for x in name[len("codebook[") : -1].split(","))
+    if name.startswith("code["):
+        of, bits, largest = name[len("code[") : -1].split(", ")
+        return coded(of, int(bits), float(largest))
     return _PACKED.get(name) or by_name(name)
 
 

@@ -36,7 +36,7 @@ from .ops.tile import *  # noqa: F403
 from .ops.tma import *  # noqa: F403
 from .ops.trace import *  # noqa: F403
 from .ops.weights import *  # noqa: F403
-from .types import CacheType, CodebookType, CollectionType, OperandType, RowsType, TmaType  # noqa: F401
+from .types import CacheType, CodebookType, CodeType, CollectionType, OperandType, RowsType, TmaType  # noqa: F401
 
 # MLIR wraps parsed ops in their Python classes when it can import `<prefix>.<dialect namespace>`.
 _cext.globals.append_dialect_search_prefix("kvarn.dialect")

@@ -115,12 +115,12 @@ class CacheSpec:
     @property
     def packed(self) -> bool:
         """Whether elements share bytes; element strides and offsets then point to whole bytes."""
-        return self.dtype.per_unit > 1
+        return self.dtype.packed
 
     @property
     def stored_size(self) -> int:
         """Units of memory per token and head: D elements, or the bytes that they share."""
-        return self.head_size // self.dtype.per_unit
+        return self.dtype.units(self.head_size)
 
     @property
     def converted(self) -> bool:

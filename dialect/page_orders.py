@@ -49,9 +49,9 @@ ADDED_TAKE = frozenset({
 })  # fmt: skip
 # The ops that read and write elements that share bytes, or no elements at all; other ops refuse caches of them.
 PACKED_TAKE = ADDED_TAKE | {
-    "append", "attention", "attention_padded", "block_ptr", "convert", "copy_pages", "gather", "key_cache", "load_raw",
-    "load_scale", "make_cache", "make_collection", "rope_append", "scale_block_ptr", "scales_base", "store_scale",
-    "transfer_pages", "value_cache",
+    "append", "attention", "attention_padded", "block_ptr", "convert", "copy_pages", "copy_start", "gather",
+    "key_cache", "load_raw", "load_scale", "make_cache", "make_collection", "rope_append", "scale_block_ptr",
+    "scales_base", "store_scale", "tile_load", "transfer_pages", "value_cache",
 }  # fmt: skip
 
 

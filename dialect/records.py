@@ -8,6 +8,7 @@ types are records as well: ``Record("bf16")``, ``Record("f8e4m3", scale="f32", g
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -20,7 +21,7 @@ ELEMENTS = ("f32", "f16", "bf16", "f8e4m3", "f8e5m2", "i8", "i16", "i32")
 SCALE_DTYPES = ("f32", "f16", "bf16", "f8e8m0", "f8e4m3")
 # The sum of a 4-bit element and one of these is exact in f32, so that every reader rounds the same way.
 ZERO_DTYPES = ("f16",)
-MOST_ZERO = 2.0**15  # the largest magnitude of a zero times its scale: readers have it as f16
+MOST_VALUE = 2.0**15  # the largest magnitude of a value of a group with zeros: readers may have it as f16
 ROW_BYTES = 16  # a row of packed elements is a multiple of this: the widest copy
 LEAST_GROUP = 16  # packed elements per scale
 
@@ -34,17 +35,17 @@ class Record:
 
     Parameters
     ----------
-    elements : DType, name, or sequence of 16 numbers
+    elements : DType, name, sequence of 16 numbers, or kv.Code
         Type of an element: f32, f16, bf16, f8e4m3, f8e5m2, i8, i16, i32, or one of 4 bits: u4, f4e2m1, or a codebook,
-        given as 16 ascending numbers, which are rounded to f16. Two elements of 4 bits share a byte: that of the even
-        index is in the low half.
+        given as 16 ascending numbers, which are rounded to f16; or a ``kv.Code``, elements of one's own. Two elements
+        of 4 bits share a byte: that of the even index is in the low half.
     scale : DType or name, optional
         Type of the scales: f32, f16, bf16, f8e8m0 or f8e4m3; f16 with zeros. Scales are in a buffer beside the pool.
     group : int
         Consecutive elements of the head that share a scale.
     zero : bool
         Whether each scale is followed by a zero of its type: what is added to elements, so in units of the scale. Of
-        u4, and of no others. The least value of a group saturates at a magnitude of 2^15.
+        u4, and of no others. Values saturate at a magnitude of 2^15.
     rotation : int
         Of 4-bit elements: elements per block that a Hadamard matrix rotates before they are quantized, a power of two
         that divides the group; 0 for none. Outliers of single channels are spread over their block. Loads give rotated
@@ -80,7 +81,7 @@ class Record:
     @property
     def packed(self) -> bool:
         """Whether several elements share a byte."""
-        return self.elements.per_unit > 1
+        return self.elements.packed
 
     @property
     def keeps_zero_scales(self) -> bool:
@@ -98,7 +99,7 @@ class Record:
 
     def row_shape(self, head_size: int) -> tuple[DType, int]:
         """(type, extent) of a pool's last dimension: elements, or bytes of packed elements."""
-        return self.elements.unit, head_size // self.elements.per_unit
+        return self.elements.unit, self.elements.units(head_size)
 
     def scales_shape(self, head_size: int) -> tuple[DType, int] | None:
         """(type, extent) of the last dimension of the scales' buffer; None without scales."""
@@ -119,7 +120,7 @@ def problems(
             found.append(f"scale dtype must be one of {', '.join(SCALE_DTYPES)}, got {scale.name}")
         if elements.bits > 8 and of_cache:
             found.append(f"a quantized cache must store an 8-bit type, got {elements.name}")
-    packed, affine = elements.per_unit > 1, elements is dtypes.u4
+    packed, affine = elements.packed, elements is dtypes.u4
     if group < 1:
         found.append(f"granularity must be positive, got {group}")
     if elements.name not in ELEMENTS and not packed:
@@ -135,15 +136,15 @@ def problems(
     found += _group_problems(elements, group, head_size) if packed else []
     if rotation and not (packed and rotation > 1 and rotation & (rotation - 1) == 0 and group % rotation == 0):
         found.append(
-            f"a rotation needs elements of 4 bits, and blocks of a power of two that divides the group, got {rotation} "
-            f"in groups of {group} of {elements.name}"
+            f"a rotation needs elements of 4 bits or a code, and blocks of a power of two that divides the group, got "
+            f"{rotation} in groups of {group} of {elements.name}"
         )
     return found
 
 
 def _group_problems(elements: DType, group: int, head_size: int | None) -> list[str]:
     """What is wrong with the groups of packed elements, and with the head, if its size is given."""
-    step = ROW_BYTES * elements.per_unit
+    step = ROW_BYTES * 8 // math.gcd(ROW_BYTES * 8, elements.bits)
     least = step if elements is dtypes.u4 else LEAST_GROUP
     if group < 1 or group % least:
         of = f"{least} elements, {elements.bytes_of(least)} bytes"

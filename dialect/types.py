@@ -35,9 +35,9 @@ class CollectionType(_Handle, name="collection"):
 
     ``!kv.collection<kind, element, heads, head_size, mla, page, scale, granularity>``. The page is the page size
     ``P : i64`` or, where tokens and heads are not packed, ``array<i64: P, token stride, head stride>`` (in elements).
-    The element is ``ui4``, ``f4E2M1FN`` or ``!kv.codebook`` where two share a byte. The scale is a type, ``none``, or
-    ``vector<2x...>`` for a scale and a zero. The granularity is ``array<i64: granularity, elements per block>`` where
-    blocks are rotated.
+    The element is ``ui4``, ``f4E2M1FN``, ``!kv.codebook`` or ``!kv.code`` where elements share bytes. The scale is a
+    type, ``none``, or ``vector<2x...>`` for a scale and a zero. The granularity is ``array<i64: granularity, elements
+    per block>`` where blocks are rotated.
     """
 
 
@@ -56,6 +56,14 @@ class CodebookType(Kv.Type, name="codebook"):
     """The 4-bit elements of a cache that stand for 16 ascending numbers of f16: ``!kv.codebook<array<f32: ...>>``."""
 
     numbers: Any
+
+
+class CodeType(Kv.Type, name="code"):
+    """The elements of a cache that a user's own functions read and write: ``!kv.code<name, bits, largest>``."""
+
+    name: ir.StringAttr
+    bits: ir.IntegerAttr
+    largest: ir.StringAttr
 
 
 class RowsType(Kv.Type, name="rows"):
@@ -226,8 +234,8 @@ def type_problem(type_: ir.Type) -> str | None:
     if name == "tma":
         found = _parse_tma(text)
         return found if isinstance(found, str) else None
-    if name == "codebook":
-        return f"a codebook is the element type of a cache, and no value has it, got {text}"
+    if name in ("codebook", "code"):
+        return f"a {name} is the element type of a cache, and no value has it, got {text}"
     if "<" not in text:
         return None  # a type without parameters
     from .ext import split_parameters

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import inspect
+import json
 import os
 import re
 import sys
@@ -237,6 +238,7 @@ def passes() -> str:
             for i, step in enumerate(pipeline.default_steps(target, True), 1)
         ]
         out += [f"For {target}, with `KVARN_CHECK=1`:\n", table(("", "pass", "why it stands there", ""), rows)]
+    out += [WORTH, worth()]
     for name in lowering.NAMES:
         found = lowering.find(name)
         assert found is not None
@@ -249,6 +251,19 @@ def passes() -> str:
         if options:
             out += [prose(found.options_class.__doc__ or "") + "\n", table(("option", "default"), options)]
     return "\n".join(out)
+
+
+def worth() -> str:
+    """The table of what each optional pass changes: passes by programs."""
+    found = json.loads((FOLDER.parents[1] / "bench" / "pass_worth.json").read_text(encoding="utf-8"))
+
+    def cell(record: dict[str, Any], name: str) -> str:
+        without, whole = record["without"].get(name), record["instructions"]
+        return "" if without is None else f"{100 * (without - whole) / whole:+.1f}"
+
+    names = list(dict.fromkeys(name for record in found.values() for name in record["without"]))
+    rows = [(f"`{name}`", *(cell(record, name) for record in found.values())) for name in sorted(names)]
+    return table(("without", *found), rows)
 
 
 def _plain(value: Any) -> str:
@@ -309,6 +324,44 @@ def schedules() -> str:
                 names = ", ".join(f"`{entry.name}`" for entry in kind.decided)
                 out.append(f"For kind `{kind.name}`, only `select-kv-schedule` may write: {names}.\n")
     return "\n".join(out)
+
+
+def formats() -> str:
+    """What records cost in quality, as ``python -m bench.formats`` has measured it."""
+    import json
+
+    found = json.loads((FOLDER.parents[1] / "bench" / "formats.json").read_text(encoding="utf-8"))
+    names = list(found["rows"][0]["errors"])
+    rows = [
+        (
+            row["format"], f"{row['bits']:g}", f"{row['perplexity']:.3f}", f"{100 * row['greedy']:.1f}%",
+            *(f"{100 * row['errors'][n]:.2f}%" for n in names),
+        )
+        for row in found["rows"]
+    ]  # fmt: skip
+    about = FORMATS.format(**found)
+    head = ("format", "bits", "perplexity", "greedy tokens agreed", *(f"error, {n}" for n in names))
+    return "\n".join(["# Formats: what records cost in quality\n", about, table(head, rows)])
+
+
+FORMATS = """\
+Of [records](../records.md), with {model}, whose {head_size}-wide heads are hard to quantize: `python -m bench.formats
+--tokens {tokens} --windows {windows}` over {windows} windows of {tokens} tokens of `{text}` (Python {python}, tokens
+{digest}). Bits are per element, with scales and zeros. Greedy tokens agreed: positions of the text where the model over
+this cache would choose the token that it chooses over bf16. Error: root mean square of attention's output less that in
+float64, over the latter's; over normal keys and values, over heavy-tailed ones (Student's t of 3 degrees, channels of
+outliers), and over those of five layers of the model. Kernels quantize as the NumPy model does that this is measured
+with, to the bit.
+"""
+
+
+WORTH = """\
+## What each pass changes
+
+How many percent more instructions the PTX of some programs for sm_90a has without an optional pass; an empty cell means
+the same PTX. Instructions say that a pass does something, not what it is worth: `python -m bench.ablation` measures
+that. `python -m bench.pass_worth --write` writes the figures.
+"""
 
 
 SCHEDULES = """\
@@ -400,6 +453,7 @@ def tiles() -> str:
 PAGES: dict[str, Callable[[], str]] = {
     "operations.md": operations, "language.md": language, "dialect.md": dialect, "passes.md": passes,
     "schedules.md": schedules, "environment.md": environment, "commands.md": commands, "tiles.md": tiles,
+    "formats.md": formats,
 }  # fmt: skip
 RUN = ("tiles.md",)  # pages that run kernels: a test of their own checks each line
 

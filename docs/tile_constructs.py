@@ -244,6 +244,13 @@ def converted(x: F32, y: F32, out: F32):
     out.store_rows(i, value=kv.dot(kv.bf16(a), kv.bf16(b)))
 
 
+@construct(LOADS, "`load_rows(first_column=16)`", lambda x, y, _: wide(x)[:, 16:48] @ wide(y)[:, 32:].T)
+def other_columns(x: B16, y: B16, out: F32):
+    i = kv.tile_index(64)
+    a, b = x.load_rows(i, columns=32, first_column=16), y.load_rows(i, columns=32, first_column=32)
+    out.store_rows(i, value=kv.dot(a, b.T))
+
+
 @construct(LOADS, "`load_rows` that no product reads", lambda x, _: wide(x) + 1)
 def only_loaded(x: B16, out: F32):
     i = kv.tile_index(64)
@@ -362,6 +369,17 @@ def conditions(x: B16, out: F32):
     out.store_rows(i, value=kv.where(seen, kv.f32(x.load_rows(i, columns=64)), -1.0))
 
 
+@construct(
+    VALUES,
+    "a reduction's vector as rows and as columns",
+    lambda x, _: wide(x).max(1)[:, None] - wide(x).max(1)[None, :],
+)
+def reduced_both_ways(x: F32, out: F32):
+    i = kv.tile_index(64)
+    m = x.load_rows(i, columns=64).max(axis=1)
+    out.store_rows(i, value=m[:, None] - m[None, :])
+
+
 def reduction(name: str, of: Callable[[Any, int], Any], want: Callable[[Any, int], Any], axis: int, spec: Any) -> None:
     @construct(VALUES, f"{name}, axis {axis}", lambda x, _: want(wide(x), axis), lambda: arrays([spec, F1]))
     def reduced(x, out):
@@ -387,6 +405,15 @@ LINES = "Running sums, triangles, parts of tiles"
 def running_sum(x: F1, out: F1):
     i = kv.tile_index(64)
     out.scatter(i, value=x[i].cumsum())
+
+
+@construct(
+    LINES, "`v.sum()`, `max`, `min` of a vector: a scalar", lambda x, _: np.full(64, wide(x).sum() + np.ptp(wide(x)))
+)
+def totals(x: F1, out: F1):
+    i = kv.tile_index(64)
+    v = x[i]
+    out.scatter(i, value=kv.full(64, v.sum() + v.max() - v.min()))
 
 
 @construct(LINES, "`x.cumsum(axis=0)`", lambda x, _: np.cumsum(wide(x), 0))
@@ -492,12 +519,25 @@ for name, dtype in (("", ml_dtypes.bfloat16), (" of f8e4m3", ml_dtypes.float8_e4
         cache.store_tile_rows(0, 1, 16, x.load_rows(kv.tile_index(64), columns=64), count=70)
 
 
+def quantized(x: Any, cache: Any) -> np.ndarray:
+    """Rows divided by a scale each, which makes their largest element 448, and multiplied again."""
+    found, rows = np.zeros((96, 64)), wide(x)[:54]
+    scales = np.abs(rows).max(axis=1, keepdims=True) / 448
+    found[16:70] = wide((rows / scales).astype(np.float32).astype(ml_dtypes.float8_e4m3fn)) * scales
+    return found
+
+
+def scaled_tokens(cache: Any) -> np.ndarray:
+    """The dequantized tokens of head 1 that were written."""
+    return tokens(cache) * wide(cache.scales)[list(TABLE), :, 1].reshape(-1, 1)
+
+
 @construct(
     STORES,
     "`cache.store_tile_rows` of f8e4m3 with scales",
-    appended,
+    quantized,
     lambda: [arrays([B16, B16])[0], pool(ml_dtypes.float8_e4m3fn, False, True)],
-    tokens,
+    scaled_tokens,
 )
 def quantized_tokens(x: B16, cache: kv.KVCache):
     cache.store_tile_rows(0, 1, 16, x.load_rows(kv.tile_index(64), columns=64), count=70)
@@ -564,8 +604,9 @@ def page() -> str:
     """The page's text."""
     out = [
         "# What tiles can say, by target\n",
-        "A kernel per construct, run on the host and in the emulator and compared with NumPy. A cell has the instruction\n"
-        "of the products, `yes` if there are none, or the number of the refusal. [Tiles](../tiles.md) are explained there.\n",
+        "A kernel per construct, run on the host and in the emulator and compared with NumPy. A cell has the\n"
+        "instruction of the products, `yes` if there are none, or the number of the refusal.\n"
+        "[Kernels over tiles](../tiles.md) explains the language.\n",
     ]
     refusals: list[str] = []
     for group, members in GROUPS.items():

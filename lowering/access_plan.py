@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from mlir import ir
 
 from kvarn.dialect import effects, layout, types, verify
+from kvarn.dialect.dtypes import CODED, DType
 from kvarn.dialect.effects import MEMORY, LooksUpPage
 from kvarn.dialect.ops.common import i64_attr
 
@@ -36,6 +37,11 @@ class Written:
 def alignment(width: int, extent: int, itemsize: int, limit: int) -> int:
     """Alignment in bytes of an access of ``width`` of ``extent`` elements."""
     return min(layout.lowbit(math.gcd(width, extent) * itemsize), limit)
+
+
+def units_read(dtype: DType, width: int) -> int:
+    """Units of memory that a load of ``width`` elements reads: whole bytes, and whole eights of a user's own code."""
+    return dtype.units(layout.align_up(width, CODED if dtype.code else dtype.step))
 
 
 def written_elements(found: Sequence[ir.Operation]) -> Written | None:
@@ -113,9 +119,9 @@ class Plan:
         dtype, extent = (spec.scale_dtype, spec.num_scales) if of_scales else (spec.dtype, layout.run_of(spec))
         value = op.results[0] if len(op.results) else op.opview.value
         width, item = verify.element_and_width(value.type)[1], dtype.unit.itemsize
-        extent = extent // dtype.per_unit
+        extent = dtype.units(extent)
         if op.name == "kv.load":  # the other accesses to packed elements count bytes
-            width = layout.cdiv(width, dtype.per_unit)
+            width = units_read(dtype, width)
         bytes_ = alignment(width, extent, item, self.max_alignment)
         op.attributes["kv.alignment"] = i64_attr(bytes_)
         _say_width(op, width, item, bytes_, extent, "granules" if of_scales else "head size")

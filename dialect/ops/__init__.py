@@ -23,7 +23,7 @@ from .addressing import (
     tma_row,
 )
 from .attention import AttentionOp, AttentionPaddedOp, BlockMaskOp, OperandAttentionOp
-from .lines import tile_scan, tile_solve
+from .lines import tile_scan, tile_solve, tile_total
 from .metadata import (
     buffer_operand,
     cache_length,
@@ -141,6 +141,7 @@ __all__ = [
     "tile_store",
     "tile_store_rows",
     "tile_terms",
+    "tile_total",
     "tile_transpose",
     "tma_expect",
     "tma_init_barrier",

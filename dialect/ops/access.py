@@ -56,8 +56,10 @@ class LoadOp(_Access, name="load", traits=[LooksUpPage, ReadsCache]):
                 return verify.fail(
                     self, f"dequantizes, so the result must not have the storage type {element}: use kv.load_raw"
                 )
-            if spec.packed and isinstance(result.type, ir.VectorType) and width % spec.dtype.per_unit:
-                return verify.fail(self, f"width must be even where two elements share a byte, got {result.type}")
+            if spec.packed and isinstance(result.type, ir.VectorType) and width % 2:
+                return verify.fail(self, f"width must be even where elements share bytes, got {result.type}")
+            if spec.dtype.code and width > dtypes.CODED and width % dtypes.CODED:
+                return verify.fail(self, f"width must divide {dtypes.CODED} or be a multiple of it, got {width}")
             if spec.granularity % width and spec.granularity < spec.head_size:
                 return verify.fail(
                     self,

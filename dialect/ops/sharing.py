@@ -102,7 +102,7 @@ class TileConcatenateOp(Kv.Operation, name="tile_concatenate", traits=[Pure]):
     Operands: rows of a buffer (``kv.tile_load_rows``) of a multiple of 128 bytes, and tokens of a cache
     (``kv.tile_load``), from any column up; both have the same number of rows and no other use. Both are copied to one
     tile in shared memory, for the second operand of products by wgmma, on GPUs whose kernels have a producer. Tiles in
-    registers, of multiples of 8 columns, are joined there.
+    registers, of multiples of 8 columns, are joined there. The tokens may start anywhere in a page.
     """
 
     left: Operand[Any]

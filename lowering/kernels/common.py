@@ -37,8 +37,8 @@ def vector_width(*extents: int, types: tuple[DType, ...]) -> int:
 
 def most_lanes(types: tuple[DType, ...]) -> int:
     """Elements of the widest access to buffers of these types; see :func:`vector_width`."""
-    bits = {t.unit.itemsize * 8 // t.per_unit for t in types}
-    return BYTES * 8 // bits.pop() if len(bits) == 1 else 8
+    bits = {t.bits if t.packed else t.itemsize * 8 for t in types}
+    return BYTES * 8 // bits.pop() if len(bits) == 1 and not any(t.code for t in types) else 8
 
 
 @dataclass(frozen=True)

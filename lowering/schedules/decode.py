@@ -261,7 +261,7 @@ class DecodeConfig:
     @property
     def interleaved(self) -> int:
         """k-steps whose elements are interleaved: two of 4-bit elements, each with half of the elements of a word."""
-        return self.spec.dtype.per_unit
+        return 2 if self.spec.packed else 1
 
     @property
     def scales_copied(self) -> bool:
@@ -277,6 +277,14 @@ class DecodeConfig:
     def scale_chunk(self) -> int:
         """Bytes of a copy of scales."""
         return min(16, lowbit(4 * self.granules)) if self.spec.zero else 16
+
+    @property
+    def scale_prefetch(self) -> int:
+        """Bytes that a copy of scales with zeros prefetches to the L2, where it passes by the L1.
+
+        Other warps read other sectors of the line, which smaller copies leave in the L1.
+        """
+        return 128 if self.spec.zero and self.scale_chunk == 16 else 0
 
     @property
     def l2_prefetch(self) -> int:
@@ -404,8 +412,10 @@ def problems(
             f"needs a group of at most {WARP_ROWS} query heads and at most {MOST_QUERIES} new tokens of a sequence, "
             f"got a group of {group} and max_queries {max_queries}"
         )
-    if spec.converted:
-        known = target.has("f8_convert") if spec.dtype.is_float else spec.quantized
+    if spec.dtype.code:
+        found.append(f"needs elements that it knows, got those of the code {spec.dtype.code}")
+    elif spec.converted:
+        known = target.has("f8_convert") if spec.dtype.is_float and not spec.packed else spec.quantized
         if not known or query not in (kv.bf16, kv.f16):
             found.append(
                 "needs 8-bit floats that the target converts, or integers with scales, and a query of bf16 or f16, got "

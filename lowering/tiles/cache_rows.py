@@ -14,6 +14,8 @@ from kvarn.dialect.layout import RAGGED, CacheSpec, lowbit
 def load_width(spec: CacheSpec, widest: int) -> int:
     """The widest load of :func:`read`: whole granules, or a part of one granule."""
     g = spec.granularity
+    if spec.packed:  # only loads of one granule unpack elements
+        return min(widest, lowbit(g))
     if not spec.quantized or g >= spec.head_size or (g == lowbit(g) and spec.kind != RAGGED):
         return widest  # scales of a ragged operand are read together with its elements
     return min(widest, lowbit(g))

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvarn.dialect import ops, types
-from kvarn.dialect.dtypes import DType, f8e4m3, f8e5m2, f32, i8, i32
+from kvarn.dialect.dtypes import DType, f8e4m3, f8e5m2, f32, i8, i32, u4
 from kvarn.dialect.layout import CacheSpec, align_up, cdiv
 from kvarn.dialect.ops.tile import SHARED_TRANSPOSED, row_format
 from kvarn.dialect.shared_layout import CHUNK, SharedLayout
@@ -31,10 +31,9 @@ LEAST_PAGE = 8  # the fewest tokens of a page that is copied with one lookup and
 
 def row_unit(spec: CacheSpec, columns: int, first_column: int = 0) -> int:
     """The widest cp.async, 16 or 8 bytes, that divides rows of these columns and their addresses; 0 if none does."""
-    item = spec.dtype.itemsize
     for unit in (16, 8):
         places = (columns, first_column, spec.head_size, spec.head_stride, spec.token_stride)
-        if not any(x * item % unit for x in places):
+        if not any(x * spec.dtype.bits % (8 * unit) for x in places):
             return unit
     return 0
 
@@ -62,11 +61,13 @@ def why_not_staged(spec: CacheSpec, columns: int, first_column: int = 0) -> str 
     """Why tiles cannot be converted from staging memory; None if they can."""
     if not spec.paged or not spec.of_cache:
         return "only caches in pages are looked up row by row"
-    if spec.dtype not in (f8e4m3, f8e5m2, i8):
-        return f"only 8-bit elements are staged, got {spec.dtype.name}"
+    if spec.dtype not in (f8e4m3, f8e5m2, i8, u4):
+        return f"only elements of 8 bits and u4 are staged, got {spec.dtype.name}"
     unit = row_unit(spec, columns, first_column)
-    if not unit:
-        return f"{columns} columns of {spec.dtype.name} are no whole copies of 8 bytes"
+    if not unit or (spec.zero and unit != CHUNK):
+        return f"{columns} columns of {spec.dtype.name} are no whole copies of {CHUNK if spec.zero else 8} bytes"
+    if spec.zero:  # a group is whole chunks
+        return None
     if spec.quantized and (spec.scale_dtype is not f32 or not scales_of(spec, unit)):
         assert spec.scale_dtype is not None
         return f"{unit} elements have no whole scales of f32: {spec.scale_dtype.name} in granules of {spec.granularity}"
@@ -74,10 +75,15 @@ def why_not_staged(spec: CacheSpec, columns: int, first_column: int = 0) -> str 
 
 
 def scales_of(spec: CacheSpec, unit: int) -> int:
-    """Scales per chunk of ``unit`` elements: 1, 2 or 4; 0 without scales or for another number."""
+    """Words of scales per chunk of ``unit`` bytes: 1, 2 or 4; 0 without scales or for another number.
+
+    A word is an f32, or the f16 scale and zero of a group, of which a chunk is a part.
+    """
     granule = spec.granularity
     if not spec.quantized:
         return 0
+    if spec.zero:
+        return 1
     if granule >= spec.head_size or granule % unit == 0:
         return 1
     return unit // granule if unit % granule == 0 and unit // granule in (2, 4) else 0
@@ -86,7 +92,7 @@ def scales_of(spec: CacheSpec, unit: int) -> int:
 def staging_bytes(spec: CacheSpec, rows: int, columns: int, threads: int, slots: int) -> int:
     """Bytes of staging memory of a buffer whose tiles ``threads`` threads convert."""
     unit = row_unit(spec, columns)
-    chunks = align_up(rows * cdiv(columns * spec.dtype.itemsize, unit), threads)
+    chunks = align_up(rows * cdiv(columns * spec.dtype.bits, 8 * unit), threads)
     return slots * chunks * (unit + 4 * scales_of(spec, unit))
 
 
@@ -166,8 +172,12 @@ class Chunks:
         return Value(i.ir, i32, nonneg=True)
 
     def place(self, i: Value) -> tuple[Value, Value]:
-        """(row, chunk within the row) of an index. Eight lanes write two chunks each without bank conflicts."""
+        """(row, chunk within the row) of an index. Eight lanes write their chunks without bank conflicts."""
         n = self.of_row
+        if self.columns * self.layout.itemsize == 4 * CHUNK and self.layout.rows % 8 == 0:
+            # Eight lanes write the same chunk of eight rows.
+            rest = i >> 3
+            return (i & 7) | (rest // n << 3), rest % n
         if (
             self.columns * self.layout.itemsize == 2 * CHUNK
             and n >= 2
@@ -188,7 +198,7 @@ def chunks_of(op: Any, layout: SharedLayout, threads: int) -> Chunks:
     """The chunks of the tile that a ``kv.copy_start`` copies."""
     spec = types.spec_of(op.cache.type)
     unit = row_unit(spec, layout.columns, op.first_column.value)
-    return Chunks(layout, unit, unit // spec.dtype.itemsize, threads)
+    return Chunks(layout, unit, 8 * unit // spec.dtype.bits, threads)
 
 
 def start_chunks(op: Any, chunks: Chunks, thread: Value, target: Any) -> None:
@@ -281,7 +291,9 @@ class Staging:
             for u in range(many):
                 data, scales = self.place(n, thread, s + u)
                 words = data.load(i32, chunks.unit // 4)
-                factors = [] if scales is None else elements_of(scales.load(f32, self.scales))
+                factors = []
+                if scales is not None:
+                    factors = elements_of(scales.load(i32 if self.spec.zero else f32, self.scales))
                 held.append(([words[i] for i in range(chunks.unit // 4)], factors))
             for u, (words, factors) in enumerate(held):
                 row, chunk = chunks.place(chunks.number(thread, s + u))

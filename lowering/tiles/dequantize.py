@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from kvarn.dialect.dtypes import DType, bf16, f8e4m3, f8e5m2, f16, f32, i8, i32
+from kvarn.dialect.dtypes import DType, bf16, f8e4m3, f8e5m2, f16, f32, i8, i32, u4
 from kvarn.dsl import ptx
 from kvarn.dsl.ptx import inline_asm
 from kvarn.dsl.values import Value, bitcast, cast, literal, where
@@ -109,7 +109,12 @@ def times(pairs: Sequence[Value], scale: Value, dtype: DType) -> list[Value]:
 
 
 def converted(words: Sequence[Value], factors: Sequence[Value], stored: DType, dtype: DType) -> list[Value]:
-    """Convert words of four 8-bit elements to words of two ``dtype``, times scales, one per equal part of them."""
+    """Convert words of elements to words of two ``dtype``, times scales, one per equal part of them.
+
+    Of u4, ``factors`` is the word (scale, zero) of all of them.
+    """
+    if stored is u4:
+        return with_zeros(words, factors[0], dtype)
     pairs = [pair for word in words for pair in pairs_of(word, stored, dtype)]
     if not factors:
         return pairs
@@ -159,6 +164,40 @@ def pairs_of_four_bits(word: Value, weight_format: str, dtype: DType) -> list[Va
             bits = ptx.prmt(half, _word(above), selector)
             found.append(fma_pairs(bits, _word(_ONE[dtype]), offset, dtype))
     return found
+
+
+def with_zeros(words: Sequence[Value], pair: Value, dtype: DType) -> list[Value]:
+    """Convert words of eight u4 to words of two neighbours: (element + zero) * scale, from a word (scale, zero).
+
+    An element becomes 128 + n of bf16, or 1024 + n of f16, by bytes. In bf16, which rounds scales too, scales and what
+    is added to products have two terms each.
+    """
+    of = cast(bitcast(pair, f16), f32)
+    scale, zero = of[0], of[1]
+    if dtype is bf16:
+        above, terms = 0x43434343, list(zip(_two_terms(scale), _two_terms((zero - 128.0) * scale), strict=True))
+    else:
+        offset = zero * scale
+        above, terms = 0x64646464, [(ptx.pack_f16x2(scale, scale), ptx.pack_f16x2(offset, offset))]
+    one, found = _word(_ONE[dtype]), []
+    for word in words:
+        even, odd = word & 0x0F0F0F0F, (word >> 4) & 0x0F0F0F0F
+        for half in (0x5140, 0x7362):  # neighbours side by side, in bytes
+            of_bytes = ptx.prmt(even, odd, half)
+            for selector in (0x4140, 0x4342):
+                x = ptx.prmt(of_bytes, _word(above), selector)
+                if dtype is f16:
+                    x = fma_pairs(x, one, _word(0xE400E400), dtype)
+                parts = [fma_pairs(x, factor, more, dtype) for factor, more in terms]
+                found.append(parts[0] if dtype is f16 else fma_pairs(parts[0], one, parts[1], dtype))
+    return found
+
+
+def _two_terms(x: Value) -> list[Value]:
+    """Words of two equal bf16: the leading 16 bits of an f32, and of the rest."""
+    bits = bitcast(x, i32)
+    rest = x - bitcast(bits & _HIGH_HALF, f32)
+    return [ptx.prmt(part, 0, _HIGH_TWICE) for part in (bits, bitcast(rest, i32))]
 
 
 def in_order_of_four_bits(words: Sequence[Value]) -> list[Value]:

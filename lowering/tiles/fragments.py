@@ -13,7 +13,7 @@ from mlir import ir
 from mlir.dialects import vector as mlir_vector
 
 from kvarn.dialect import types
-from kvarn.dialect.dtypes import DType, f8e4m3, f32, i32
+from kvarn.dialect.dtypes import DType, f8e4m3, f16, f32, i16, i32
 from kvarn.dialect.layout import CacheSpec
 from kvarn.dialect.ops.fragments import BYTES
 from kvarn.dialect.ops.tile import COLUMN_STEP, row_format
@@ -89,19 +89,25 @@ def read(
 def _rows(
     place: Pointer, stored: SharedLayout, tile: RegisterLayout, dtypes: tuple[DType, DType], threads: Threads
 ) -> list[Value]:
-    """Rows of A along rows of the stage: per k-step of 16 columns a thread takes half ``c & 1`` of two words."""
+    """Rows of A along rows of the stage: per k-step of 16 columns a thread takes half ``c & 1`` of two words.
+
+    Where one instruction converts two bytes, they are loaded alone.
+    """
     lane, c = ptx.unknown(threads.lane), threads.lane & 3  # else LLVM hoists addresses out of the loop
-    row, place = tile.thread_offset(lane, threads.warp)[ROW], place + (c >> 1) * i32.itemsize
+    alone = dtypes == (f8e4m3, f16)
+    row, own = tile.thread_offset(lane, threads.warp)[ROW], c if alone else c >> 1
+    place = place + own * (i16 if alone else i32).itemsize
     found: list[Value] = []
     for first in range(0, tile.shape[ROW], tile.extents[ROW]):
         for k in range(stored.columns // CHUNK):
             at = place + (stored.chunk_offset(row, k) + first * stored.pitch)
-            step = [
-                pair_of((at + (down * stored.pitch + half)).load(i32), (c & 1) == 1, HALVES, *dtypes)
-                for half in (0, CHUNK // 2)
-                for down in (0, ROWS_APART)
-            ]
-            found += step
+            for half in (0, CHUNK // 2):
+                for down in (0, ROWS_APART):
+                    part = at + (down * stored.pitch + half)
+                    if alone:
+                        found.append(ptx.cvt_e4m3x2_to_f16x2(part.load(i16)))
+                    else:
+                        found.append(pair_of(part.load(i32), (c & 1) == 1, HALVES, *dtypes))
     return found
 
 

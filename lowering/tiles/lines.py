@@ -19,7 +19,7 @@ from kvarn.dialect.dtypes import DType, by_mlir, f32
 from kvarn.dialect.layout import align_up
 from kvarn.dialect.register_layout import RegisterLayout
 from kvarn.dsl import functional, math as kv_math
-from kvarn.dsl.gpu import shuffle_up
+from kvarn.dsl.gpu import shuffle_up, shuffle_xor
 from kvarn.dsl.memory import Pointer
 from kvarn.dsl.values import Value, constant, where
 
@@ -119,6 +119,23 @@ def _scan_vector(lines: Lines, combine: Callable[[Value, Value], Value], neutral
                 lines.store(*place(first + i), where(threads.lane > 0, combine(before, total), total))
 
 
+def total(lines: Lines, combine: Callable[[ir.Value, ir.Value], ir.Value], threads: Threads) -> ir.Value:
+    """The reduction of a vector: every warp reads all of it, each lane a part."""
+    extent, found = lines.rows * lines.columns, None
+    for first in range(0, extent, WARP):
+        at = threads.lane + first
+        element = lines.load(*((at, 0) if lines.columns == 1 else (0, at))) if extent >= first + WARP else None
+        if element is None:  # lanes behind the last element repeat it, or add nothing
+            last = kv_math.min(at, extent - 1)
+            element = lines.load(*((last, 0) if lines.columns == 1 else (0, last)))
+            if combine in (arith.addf, arith.addi):
+                element = where(at < extent, element, constant(0, lines.dtype))
+        found = element if found is None else Value(combine(found.ir, element.ir), lines.dtype)
+    for bit in (16, 8, 4, 2, 1):
+        found = Value(combine(found.ir, shuffle_xor(found, bit).ir), lines.dtype)
+    return found.ir
+
+
 def solve(triangle: Lines, right: Lines, threads: Threads) -> None:
     """Replace ``right`` by X of (I + L) X = right, a column per thread, 16 rows in registers at a time.
 
@@ -171,6 +188,7 @@ def exchanged(
 def lines_of(layout: RegisterLayout, element: ir.Type, transposed: bool, allocate: Callable[[int], Pointer]) -> Lines:
     """Shared memory for a tile: rows are one element longer than the tile's, except those of vectors and triangles."""
     rows, columns = layout.shape
-    pitch = rows if transposed else columns if 1 in (rows, columns) else columns + 1
-    size = align_up((columns if transposed else rows) * pitch * f32.itemsize, WIDE * f32.itemsize)
+    pitch = rows if transposed else 1 if 1 in (rows, columns) else columns + 1
+    lines = columns if transposed else max(rows, columns) if pitch == 1 else rows
+    size = align_up(lines * pitch * f32.itemsize, WIDE * f32.itemsize)
     return Lines(allocate(size), rows, columns, pitch, by_mlir(str(element)), transposed)

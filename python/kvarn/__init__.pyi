@@ -79,6 +79,8 @@ from kvarn.emulator import EmulationError as EmulationError, emulated as emulate
 from kvarn.errors import KernelError as KernelError
 from kvarn.inspect import KernelReport as KernelReport
 from kvarn.lowering.remarks import remark as remark
+from kvarn.measure.autotune import autotune as autotune
+from kvarn.ops.codes import Code as Code
 from kvarn.ops.prefixes import plan_prefixes as plan_prefixes
 from kvarn.paging import hybrid as hybrid, manager as manager
 from kvarn.paging.hybrid import HybridKVCacheManager as HybridKVCacheManager, LayerGroup as LayerGroup

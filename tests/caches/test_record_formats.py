@@ -9,12 +9,13 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from reference import six_bits
 from reference.records import HEADS, PAGE, PLACES, SIZE, at, attended, collection_of, held, offsets_of
 
 import kvarn as kv
 from kvarn.caches import numerics
 from kvarn.caches.numerics import decode, encode
-from kvarn.dialect import dtypes, layout, records
+from kvarn.dialect import codes, dtypes, layout, records
 
 BOOK = (-1, -0.7, -0.53, -0.4, -0.28, -0.18, -0.09, 0, 0.08, 0.16, 0.25, 0.34, 0.44, 0.56, 0.72, 1)
 FORMATS = {
@@ -24,6 +25,8 @@ FORMATS = {
     "e2m1, a scale of f32 per head": kv.Record("e2m1", "f32", 128, rotation=128),
     "e2m1, scales of f16": kv.Record("e2m1", "f16", 64),
     "a codebook, scales of bf16": kv.Record(BOOK, "bf16", 64),
+    "6 bits": kv.Record(six_bits.CODE, "f16", 32),
+    "6 bits rotated": kv.Record(six_bits.CODE, "f8e8m0", 64, rotation=64),
     "a codebook, groups of 16": kv.Record(BOOK, "f8e4m3", 16, rotation=16),
 }
 
@@ -72,6 +75,58 @@ def test_numbers_are_rounded_as_in_their_format() -> None:
     np.testing.assert_array_equal(np.abs(x - found), distances.min(-1))
 
 
+def test_elements_of_a_code_are_those_of_its_functions() -> None:
+    code, x = six_bits.CODE, np.linspace(-9, 9, 8 * 50, dtype=np.float32).reshape(50, 8)
+    want = np.clip(x, -7.5, 7.5).astype(ml_dtypes.float6_e2m3fn)
+    data = code.to_bytes(x)
+    np.testing.assert_array_equal(code.to_numbers(data), want.astype(np.float32))
+    bits = np.unpackbits(data, axis=-1, bitorder="little").reshape(50, 8, 6)
+    np.testing.assert_array_equal(np.packbits(bits, axis=-1, bitorder="little")[..., 0], want.view(np.uint8))
+
+
+def test_a_code_is_one_type_of_equal_functions_and_needs_them() -> None:
+    code = six_bits.CODE
+    again = kv.Code("e2m3", 6, 7.5, six_bits.encode, six_bits.decode)
+    other = kv.Code("e2m3", 6, 7.5, six_bits.encode, lambda data: six_bits.decode(data))
+    assert again.coded is code.coded
+    assert other.coded is not code.coded
+    assert code.coded is dtypes.stored_by_mlir(code.coded.mlir)
+    assert code.coded is pickle.loads(pickle.dumps(code.coded))
+    with pytest.raises(ValueError, match=r"code 'e9@0' must have been made in this process by kv.Code"):
+        codes.of("e9@0")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"bits": 8}, "bits of a code must be from 2 to 7, got 8"),
+        ({"name": "e2,m3"}, "name of a code must be of letters, digits and underscores"),
+        ({"largest": 0.0}, "largest of a code must be positive and finite, got 0.0"),
+        ({"decode": 3}, "decode of a code must be a function, got 3"),
+    ],
+)
+def test_a_code_that_no_kernel_runs_is_refused(change: Any, message: str) -> None:
+    given = {"name": "e2m3", "bits": 6, "largest": 7.5, "encode": six_bits.encode, "decode": six_bits.decode, **change}
+    with pytest.raises((ValueError, TypeError), match=message):
+        kv.Code(**given)
+
+
+def test_functions_of_a_code_must_give_whole_eights() -> None:
+    code = kv.Code("short", 6, 7.5, six_bits.encode, lambda data: kv.from_lanes([kv.f32(data[0])] * 4, kv.f32))
+    with pytest.raises(Exception, match="decode of the code short must give a vector of 8 f32, got 4 of f32"):
+        code.to_numbers(np.zeros((1, 6), np.uint8))
+
+
+def test_the_decode_kernel_refuses_codes_by_name() -> None:
+    found = collection_of(FORMATS["6 bits"], (5,), (1,), np.random.default_rng(0))
+    query = np.zeros((1, 8, SIZE), ml_dtypes.bfloat16)
+    with (
+        kv.emulated("sm_90a"),
+        pytest.raises(Exception, match="needs elements that it knows, got those of the code e2m3@"),
+    ):
+        kv.ops.attention(found, 1, query, offsets_of((1,)), scale=1.0, schedule={"kind": "decode"})
+
+
 # --- operations ------------------------------------------------------------------------------------
 
 
@@ -93,11 +148,28 @@ def test_append_and_loads_are_those_of_numpy(place: str, name: str) -> None:
             got = held(cache, b, positions)
             np.testing.assert_array_equal(got[0], stored[rows])
             np.testing.assert_array_equal(got[1].view(np.uint8), scales[rows].view(np.uint8))
-            values = numerics.rotated(decode(record, *got), record.rotation)  # as loads give them
+            values = decode(kv.Record(record.elements, record.scale, record.group), *got)  # loads leave them rotated
             for d in range(0, SIZE, record.group):
                 t, h = positions[:, None], np.arange(HEADS)
                 loaded = cache.load(b, h, t, d, record.group)
-                np.testing.assert_allclose(loaded, values[..., d : d + record.group], atol=1e-6, rtol=1e-6)
+                np.testing.assert_array_equal(loaded, values[..., d : d + record.group])
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize(
+    "record", [kv.Record("u4", "f16", 256, True), kv.Record("e2m1", "f32", 256, rotation=256)], ids=["u4", "e2m1"]
+)
+def test_a_group_may_be_a_wide_head(place: str, record: kv.Record) -> None:
+    rng, new = np.random.default_rng(8), (2,)
+    found, offsets = collection_of(record, (0,), new, rng, 256), offsets_of(new)
+    key, value = (rng.standard_normal((2, HEADS, 256)).astype(np.float32) for _ in range(2))
+    with at(place):
+        kv.ops.append(found, 0, key, value, offsets)
+    for cache, given in ((found.get_key_cache(0), key), (found.get_value_cache(0), value)):
+        stored, scales = encode(record, given)
+        got = held(cache, 0, range(2))
+        np.testing.assert_array_equal(got[0], stored)
+        np.testing.assert_array_equal(got[1].view(np.uint8), scales.view(np.uint8))
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -119,7 +191,7 @@ def test_nvfp4_has_a_second_scale_per_tensor(place: str) -> None:
         assert error < 0.012  # without the second scale every element would be zero
 
 
-PAIRS = [("mxfp4", "nvfp4"), ("nvfp4", "a codebook, scales of bf16"), ("a codebook, scales of bf16", "mxfp4")]
+PAIRS = [("mxfp4", "nvfp4"), ("nvfp4", "a codebook, scales of bf16"), ("6 bits", "mxfp4"), ("nvfp4", "6 bits")]
 
 
 @pytest.mark.parametrize("place", PLACES)
@@ -142,7 +214,20 @@ def test_rows_are_gathered_and_converted(place: str, source: str, destination: s
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("name", ["mxfp4", "a codebook, groups of 16"])
+@pytest.mark.parametrize("name", ["nvfp4", "6 bits"])
+def test_pages_are_copied_with_their_scales(place: str, name: str) -> None:
+    rng, cached, pages = np.random.default_rng(7), (40, 17), (np.array([0, 1], np.int32), np.array([2, 3], np.int32))
+    found, other = (collection_of(FORMATS[name], cached, (1, 1), rng) for _ in range(2))
+    with at(place):
+        kv.ops.copy_pages(found, *pages)
+        kv.ops.transfer_pages(found, other, *pages)
+    for copied in (found, other):
+        np.testing.assert_array_equal(copied.blocks[pages[1]], found.blocks[pages[0]])
+        np.testing.assert_array_equal(copied.scales.view(np.uint8)[pages[1]], found.scales.view(np.uint8)[pages[0]])
+
+
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("name", ["mxfp4", "6 bits rotated"])
 def test_rope_append_quantizes_turned_heads(place: str, name: str) -> None:
     rng, record, cached, new = np.random.default_rng(4), FORMATS[name], (4, 30), (2, 1)
     found, offsets = collection_of(record, cached, new, rng), offsets_of(new)
@@ -163,10 +248,10 @@ def test_rope_append_quantizes_turned_heads(place: str, name: str) -> None:
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", FORMATS)
 def test_attention_of_prompts_reads_the_values_that_elements_stand_for(place: str, name: str) -> None:
-    rng, new = np.random.default_rng(5), (3, 1, 17)
-    found, offsets = collection_of(FORMATS[name], (5, 40, 13), new, rng), offsets_of(new)
+    rng, new = np.random.default_rng(5), (3, 1)
+    found, offsets = collection_of(FORMATS[name], (5, 13), new, rng), offsets_of(new)
     heads = (HEADS, HEADS, 4 * HEADS)
-    key, value, query = (rng.standard_normal((21, n, SIZE)).astype(ml_dtypes.bfloat16) for n in heads)
+    key, value, query = (rng.standard_normal((4, n, SIZE)).astype(ml_dtypes.bfloat16) for n in heads)
     with at(place):
         kv.ops.append(found, 1, key, value, offsets)
         out = kv.ops.attention(found, 1, query, offsets, scale=SIZE**-0.5)
@@ -174,7 +259,7 @@ def test_attention_of_prompts_reads_the_values_that_elements_stand_for(place: st
 
 
 DECODES: dict[str, dict[str, Any]] = {
-    **{name: {"name": name} for name in FORMATS},
+    **{name: {"name": name} for name in FORMATS if "6 bits" not in name},
     "nvfp4, head of 64": {"name": "nvfp4", "size": 64},
     "nvfp4, head of 512": {"name": "nvfp4", "size": 512},
     "mxfp4, head of 96, pages of 5": {"name": "mxfp4", "size": 96, "page": 5},

@@ -33,7 +33,7 @@ GROUPS = (128, 64, 32)
         ({"elements": "i8"}, "elements of u4, and no others, have zeros"),
         ({"rotation": 96}, "blocks of a power of two that divides the group, got 96 in groups of 128 of u4"),
         ({"group": 96, "rotation": 64}, "got 64 in groups of 96 of u4"),
-        ({"elements": "i8", "zero": False, "rotation": 64}, "a rotation needs elements of 4 bits.*of i8"),
+        ({"elements": "i8", "zero": False, "rotation": 64}, "a rotation needs elements of 4 bits or a code.*of i8"),
         ({"elements": "bf16"}, "a quantized cache must store an 8-bit type, got bf16"),
         ({"elements": "f64", "scale": None, "zero": False}, "cache dtype must be f32.*got f64"),
     ],
@@ -51,7 +51,7 @@ def test_groups_of_a_record_must_divide_the_head() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"blocks": np.zeros((2, 2, 1, 16, 2, 64), np.int8)}, "must be uint8, bytes of two elements each, got i8"),
+        ({"blocks": np.zeros((2, 2, 1, 16, 2, 64), np.int8)}, "must be uint8, bytes that elements share, got i8"),
         ({"scales": None}, "needs its scales, got none"),
         ({"scales": np.zeros((2, 2, 1, 16, 2, 1), np.float16)}, r"scales must have shape \(2, 2, 1, 16, 2, 2\)"),
         ({"scales": np.zeros((2, 2, 1, 16, 2, 2), np.float32)}, "must be kv.f16, got f32"),
@@ -154,6 +154,17 @@ def test_append_quantizes_as_numpy(place: str, group: int, rotation: int, heads:
             np.testing.assert_array_equal(got[1], scales[rows])
 
 
+@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("rotation", [0, 256])
+def test_groups_may_be_longer_than_what_a_thread_holds_of_other_types(place: str, rotation: int) -> None:
+    rng, record = np.random.default_rng(0), record_of(256, rotation)
+    found, offsets = collection_of(record, (5,), (3,), rng, 256), offsets_of((3,))
+    key, value = (rng.standard_normal((3, HEADS, 256)).astype(ml_dtypes.bfloat16) for _ in range(2))
+    with at(place):
+        kv.ops.append(found, 1, key, value, offsets)
+    np.testing.assert_array_equal(held(found.get_key_cache(1), 0, [5, 6, 7])[0], encode(record, key)[0])
+
+
 def test_a_rotation_spreads_outliers_and_is_its_own_inverse() -> None:
     values = np.random.default_rng(0).standard_normal((50, SIZE)).astype(np.float32)
     np.testing.assert_allclose(rotated(rotated(values, 32), 32), values, atol=1e-5)
@@ -232,6 +243,50 @@ def test_attention_reads_the_values_that_elements_stand_for(place: str, group: i
         kv.ops.append(found, 1, key, value, offsets)
         out = kv.ops.attention(found, 1, query, offsets, scale=SIZE**-0.5)
     np.testing.assert_allclose(out.astype(np.float64), attended(found, 1, query, offsets), atol=2e-2, rtol=1e-2)
+
+
+PROMPTS: dict[str, dict[str, Any]] = {
+    "a group per head": {},
+    "groups of 32, head of 64, pages of 8": {"group": 32, "size": 64, "page": 8},
+    "groups of 32, head of 96": {"group": 32, "size": 96},
+    "head of 256": {"size": 256},
+    "f16 queries, pages of 5": {"group": 64, "page": 5, "query": np.float16},
+    "few tokens of some sequences": {"schedule": {}},
+    "rotated heads": {"rotation": 128},
+    "rotated blocks of 32, few tokens of some sequences": {"group": 32, "rotation": 32, "schedule": {}},
+    "rotated blocks of 4": {"rotation": 4},
+}
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_tiles_of_prompts_are_converted_from_packed_elements(name: str) -> None:
+    """The bar is that of 16-bit keys and weights: every product's operands are rounded to the query's type."""
+    case = {
+        "group": 128, "rotation": 0, "size": SIZE, "page": PAGE, "query": ml_dtypes.bfloat16,
+        "schedule": {"kind": "tile"}, **PROMPTS[name],
+    }  # fmt: skip
+    rng, new, size = np.random.default_rng(3), (70, 1, 3), case["size"]
+    record = record_of(case["group"], case["rotation"])
+    found = collection_of(record, (90, 0, 200), new, rng, size, page=case["page"])
+    offsets = offsets_of(new)
+    key, value, query = (
+        rng.standard_normal((int(offsets[-1]), n, size)).astype(case["query"]) for n in (HEADS, HEADS, 4 * HEADS)
+    )
+    out = np.full(query.shape, np.nan, query.dtype)
+    with kv.emulated("sm_90a"):
+        kv.ops.append(found, 1, key, value, offsets)
+        kv.ops.attention(found, 1, query, offsets, scale=size**-0.5, out=out, schedule=case["schedule"])
+    want = attended(found, 1, query, offsets)
+    error = out.astype(np.float64) - want
+    assert np.sqrt(np.square(error).mean() / np.square(want).mean()) < 2.0**-7
+    assert np.abs(error).max() < 2.0**-6 * np.abs(want).max()
+
+
+def test_tiles_refuse_outputs_that_cannot_hold_rotated_queries() -> None:
+    found = collection_of(record_of(128, 128), (90,), (70,), np.random.default_rng(3))
+    query, out = (np.zeros((70, 4 * HEADS, SIZE), dtype) for dtype in (ml_dtypes.bfloat16, np.float32))
+    with kv.emulated("sm_90a"), pytest.raises(kv.KernelError, match="an output of the query's type over rotated heads"):
+        kv.ops.attention(found, 1, query, offsets_of((70,)), scale=1.0, out=out, schedule={"kind": "tile"})
 
 
 DECODES: dict[str, dict[str, Any]] = {

@@ -91,11 +91,23 @@ func.func @lines(%x: tensor<64x64xbf16>, %y: tensor<64x64xf32>, %z: tensor<60x60
   "kv.tile_scan"(%v) {kind = "add", axis = 1 : i64} : (tensor<64xf32>) -> tensor<64xf32>
   // expected-error @below {{'kv.tile_scan' op the result must be of the operand's type tensor<64x64xf32>, got tensor<64xf32>}}
   "kv.tile_scan"(%y) {kind = "mul", axis = 1 : i64} : (tensor<64x64xf32>) -> tensor<64xf32>
+  // expected-error @below {{'kv.tile_total' op the operand must be a vector of f32 or i32, got tensor<64x64xf32>}}
+  %0 = "kv.tile_total"(%y) {kind = "add"} : (tensor<64x64xf32>) -> f32
+  // expected-error @below {{'kv.tile_total' op the result must be f32, got i32}}
+  %1 = "kv.tile_total"(%v) {kind = "add"} : (tensor<64xf32>) -> i32
+  // expected-error @below {{'kv.convert_layout' op the result must have the operand's extents and elements, got tensor<32xf32>}}
+  %2 = "kv.convert_layout"(%v) : (tensor<64xf32>) -> tensor<32xf32>
   // expected-error @below {{'kv.tile_solve' op the right side must be a tile of rank 2 of f32, got tensor<64x64xbf16>}}
   "kv.tile_solve"(%y, %x) : (tensor<64x64xf32>, tensor<64x64xbf16>) -> tensor<64x64xbf16>
   // expected-error @below {{'kv.tile_solve' op the triangle must be square with 16, 32, 48 or 64 rows, got 60 x 60}}
   "kv.tile_solve"(%z, %y) : (tensor<60x60xf32>, tensor<64x64xf32>) -> tensor<64x64xf32>
   // expected-error @below {{'kv.tile_solve' op the right side must have the triangle's 64 rows, got 32}}
   "kv.tile_solve"(%y, %b) : (tensor<64x64xf32>, tensor<32x64xf32>) -> tensor<32x64xf32>
+  return
+}
+
+func.func @tile_load_rows_from(%x: memref<?x64xbf16>, %m: tensor<64xi1>, %i: tensor<64xi32>) {
+  // expected-error @below {{'kv.tile_load_rows' op first_column must be a multiple of 16, got 8}}
+  "kv.tile_load_rows"(%x, %m, %i) {first_column = 8 : i64} : (memref<?x64xbf16>, tensor<64xi1>, tensor<64xi32>) -> tensor<64x32xbf16>
   return
 }

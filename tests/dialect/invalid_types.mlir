@@ -38,8 +38,16 @@ func.func private @groups_of_a_part(!kv.cache<"paged", ui4, 8 : i64, 128 : i64, 
 func.func private @latent_rows(!kv.cache<"paged", ui4, 1 : i64, 128 : i64, true, 16 : i64, vector<2xf16>, 128 : i64>)
 // expected-error @below {{'func.func' op argument #0 has a malformed type: granularity must be a number, or an array of it and the elements of a block, got array<i64: 128>; got !kv.cache<"paged", ui4, 8 : i64, 128 : i64, false, 16 : i64, vector<2xf16>, array<i64: 128>>}}
 func.func private @blocks(!kv.cache<"paged", ui4, 8 : i64, 128 : i64, false, 16 : i64, vector<2xf16>, array<i64: 128>>)
-// expected-error @below {{'func.func' op argument #0 has a malformed type: a rotation needs elements of 4 bits, and blocks of a power of two that divides the group, got 64 in groups of 96 of u4; got !kv.cache<"paged", ui4, 8 : i64, 96 : i64, false, 16 : i64, vector<2xf16>, array<i64: 96, 64>>}}
+// expected-error @below {{'func.func' op argument #0 has a malformed type: a rotation needs elements of 4 bits or a code, and blocks of a power of two that divides the group, got 64 in groups of 96 of u4; got !kv.cache<"paged", ui4, 8 : i64, 96 : i64, false, 16 : i64, vector<2xf16>, array<i64: 96, 64>>}}
 func.func private @blocks_across_groups(!kv.cache<"paged", ui4, 8 : i64, 96 : i64, false, 16 : i64, vector<2xf16>, array<i64: 96, 64>>)
+// expected-error @below {{a malformed type: elements of f4e2m1 need scales, got none}}
+func.func private @no_scales(!kv.cache<"paged", f4E2M1FN, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>)
+// expected-error @below {{a malformed type: a codebook must have 16 ascending numbers that f16 tells apart, got (1.0, 0.0)}}
+func.func private @numbers(!kv.cache<"paged", !kv.codebook<array<f32: 1.0, 0.0>>, 8 : i64, 128 : i64, false, 16 : i64, f16, 32 : i64>)
+// expected-error @below {{a malformed type: a code must have 2 to 7 bits and a positive largest number, got 9 and 2.0}}
+func.func private @bits(!kv.cache<"paged", !kv.code<"a@0", 9 : i64, "2.0">, 8 : i64, 128 : i64, false, 16 : i64, f16, 32 : i64>)
+// expected-error @below {{a malformed type: a codebook is the element type of a cache, and no value has it}}
+func.func private @value(!kv.codebook<array<f32: 0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0, 10.0, 11.0, 12.0, 13.0, 14.0, 15.0>>)
 // expected-error @below {{'func.func' op argument #0 has a malformed type: is_mla must be true or false, got 3 : i64; got !kv.cache<"paged", bf16, 8 : i64, 128 : i64, 3 : i64, 16 : i64, none, 1 : i64>}}
 func.func private @is_mla_2(!kv.cache<"paged", bf16, 8 : i64, 128 : i64, 3 : i64, 16 : i64, none, 1 : i64>)
 // expected-error @below {{'func.func' op argument #0 has a malformed type: expected an i64 parameter, got 8 : i32; got !kv.cache<"paged", bf16, 8 : i32, 128 : i64, false, 16 : i64, none, 1 : i64>}}

@@ -219,6 +219,8 @@ func.func @operands(%x: tensor<64x32xbf16, "shared">, %y: tensor<64x32xbf16>, %z
   %p = "kv.tile_slice"(%y) {first_row = 16 : i64, first_column = 8 : i64} : (tensor<64x32xbf16>) -> tensor<16x16xbf16>
   %s = "kv.tile_scan"(%z) {kind = "mul", axis = 1 : i64} : (tensor<64x64xf32>) -> tensor<64x64xf32>
   %w = "kv.tile_scan"(%v) {kind = "add", axis = 0 : i64} : (tensor<64xi32>) -> tensor<64xi32>
+  %c = "kv.convert_layout"(%v) : (tensor<64xi32>) -> tensor<64xi32>
+  %n = "kv.tile_total"(%v) {kind = "max"} : (tensor<64xi32>) -> i32
   %i = "kv.tile_solve"(%z, %z) : (tensor<64x64xf32>, tensor<64x64xf32>) -> tensor<64x64xf32>
   return
 }

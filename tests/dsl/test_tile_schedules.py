@@ -113,3 +113,35 @@ def test_a_schedule_needs_tiles_and_what_its_target_has():
     with pytest.raises(kv.KernelError, match=r"schedule for sm_80: producer must be false by mma\.sync"):
         kv.compile(product, rows, rows, target="sm_80")
     assert kv.compile(product, rows, rows, target="host").asm["kv"]
+
+
+@pytest.mark.parametrize("block", [256, 384])
+@pytest.mark.parametrize("blocks", [1, 3, 7])
+def test_each_work_item_goes_to_one_block(block, blocks):
+    """The range's step is a value of run time: passes count the loop's iterations from 0."""
+    items, rows = 7, (block - 128) // 2
+
+    @kv.kernel(block=block, schedule={"producer": True})
+    def products(x: kv.Buffer[kv.bf16, 3], cache: kv.KVCache, counter: kv.Buffer[kv.i8, 1], out: kv.Buffer[kv.f32, 3]):
+        row = kv.tile_index(rows)
+        for i in range(kv.block_id.x, x.shape[0], kv.grid_dim.x):
+            item = kv.take_work_item(counter, i, x.shape[0])
+            a = x.load_rows(item, row, columns=SIZE)
+            total = kv.full((rows, 64), 0.0)
+            for j in range(0, 2):
+                total = kv.dot(a, cache.tile(0, 0, j * 64, 128, rows=64).T, total)
+            out.store_rows(item, row, value=total)
+
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((items, rows, SIZE)).astype(ml_dtypes.bfloat16)
+    pool = rng.standard_normal((8, 2, 1, PAGE, 1, SIZE)).astype(ml_dtypes.bfloat16)
+    table = np.arange(16, dtype=np.uint32)[None] % 8
+    keys = kv.PagedKVCacheCollection(pool, np.array([128], np.uint32), table, 1, 128).get_key_cache(0)
+    counter, out = np.zeros(4, np.int8), np.zeros((items, rows, 64), np.float32)
+    specs = kv.Buffer[kv.bf16, 3], keys, kv.Buffer[kv.i8, 1], kv.Buffer[kv.f32, 3]
+    made = kv.compile(products, *specs, target="sm_90a")
+    assert "atom.global.inc" in made.asm["ptx"]
+    assert not made.emulate(blocks, block, x, keys, counter, out).hazards
+    k = pool[:, 0, 0, :, 0].astype(float).reshape(2, 64, SIZE).sum(0)
+    np.testing.assert_allclose(out, x.astype(float) @ k.T, rtol=1e-3, atol=1e-3)
+    assert not counter.any()

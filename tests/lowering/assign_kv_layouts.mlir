@@ -109,6 +109,30 @@ gpu.module @kernels {
     gpu.return
   }
 
+  // A computed operand that a loop does not change is copied to shared memory before the loop.
+  // CHECK-LABEL: gpu.func @shared_once
+  // CHECK:         %[[A:.*]] = "kv.tile_share"
+  // CHECK:         scf.for
+  // CHECK-NOT:       kv.tile_share
+  // CHECK:           "kv.dot"(%[[A]],
+  gpu.func @shared_once(%c: !cache, %i: i32, %query: memref<?x?xbf16>, %out: memref<?x64xf32>, %n: i32) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>, kv.schedule = {swapped = true}} {
+    %c0 = arith.constant 0 : i32
+    %c1 = arith.constant 1 : i32
+    %at = "kv.tile_index"() : () -> tensor<16xi32>
+    %column = "kv.tile_index"() : () -> tensor<128xi32>
+    %rows = "kv.tile_broadcast"(%at) {dimension = 0 : i64} : (tensor<16xi32>) -> tensor<16x128xi32>
+    %columns = "kv.tile_broadcast"(%column) {dimension = 1 : i64} : (tensor<128xi32>) -> tensor<16x128xi32>
+    %true = arith.constant dense<true> : tensor<16xi1>
+    %all = arith.constant dense<true> : tensor<16x128xi1>
+    %q = "kv.tile_gather"(%query, %all, %rows, %columns) : (memref<?x?xbf16>, tensor<16x128xi1>, tensor<16x128xi32>, tensor<16x128xi32>) -> tensor<16x128xbf16>
+    scf.for %j = %c0 to %n step %c1 : i32 {
+      %k = "kv.tile_load"(%c, %i, %i, %j, %i, %n) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 0, 0>, tail = "any"} : (!cache, i32, i32, i32, i32, i32) -> tensor<64x128xbf16>
+      %s = "kv.dot"(%q, %k) {transpose_b = true} : (tensor<16x128xbf16>, tensor<64x128xbf16>) -> tensor<16x64xf32>
+      "kv.tile_store_rows"(%s, %out, %true, %at) : (tensor<16x64xf32>, memref<?x64xf32>, tensor<16xi1>, tensor<16xi32>) -> ()
+    }
+    gpu.return
+  }
+
   // The same by mma.sync, and of as many rows as warps have where the schedule says so.
   // CHECK-LABEL: gpu.func @swapped
   // CHECK:         "kv.dot"({{.*}} : (tensor<64x128xbf16, "shared">, tensor<64x128xbf16, "shared">) -> tensor<64x64xf32, "transposed(mma:4)">
@@ -405,10 +429,33 @@ gpu.module @kernels {
 // -----
 
 gpu.module @kernels {
-  gpu.func @both_ways(%x: tensor<64x64xf32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
+  // Vectors of rows that are columns too are converted where they are not cheap to compute: reductions and running sums.
+  // CHECK-LABEL: gpu.func @converted
+  // CHECK:         %[[M:.*]] = "kv.tile_reduce"({{.*}} -> tensor<64xf32, "rows(wgmma)">
+  // CHECK:         %[[C:.*]] = "kv.convert_layout"(%[[M]]) : (tensor<64xf32, "rows(wgmma)">) -> tensor<64xf32, "columns(wgmma:4)">
+  // CHECK:         %[[S:.*]] = "kv.tile_scan"(%[[M]])
+  // CHECK-SAME:      -> tensor<64xf32, "rows(wgmma)">
+  // CHECK:         %[[D:.*]] = "kv.convert_layout"(%[[S]]) : (tensor<64xf32, "rows(wgmma)">) -> tensor<64xf32, "columns(wgmma:4)">
+  // CHECK:         "kv.tile_broadcast"(%[[C]]) {dimension = 1 : i64}
+  // CHECK:         "kv.tile_broadcast"(%[[S]]) {dimension = 0 : i64}
+  // CHECK:         "kv.tile_broadcast"(%[[D]]) {dimension = 1 : i64}
+  gpu.func @converted(%x: tensor<64x64xf32>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
     %m = "kv.tile_reduce"(%x) {kind = "max", axis = 1 : i64} : (tensor<64x64xf32>) -> tensor<64xf32>
-    // expected-error @below {{'kv.tile_broadcast' op combines a vector along rows with one along columns: compute it once for each dimension}}
+    %s = "kv.tile_scan"(%m) {kind = "add", axis = 0 : i64} : (tensor<64xf32>) -> tensor<64xf32>
     %y = "kv.tile_broadcast"(%m) {dimension = 1 : i64} : (tensor<64xf32>) -> tensor<64x64xf32>
+    %r = "kv.tile_broadcast"(%s) {dimension = 0 : i64} : (tensor<64xf32>) -> tensor<64x64xf32>
+    %c = "kv.tile_broadcast"(%s) {dimension = 1 : i64} : (tensor<64xf32>) -> tensor<64x64xf32>
+    gpu.return
+  }
+}
+
+// -----
+
+gpu.module @kernels {
+  gpu.func @both_ways(%x: tensor<64x64xf16>) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>} {
+    %m = "kv.tile_reduce"(%x) {kind = "max", axis = 1 : i64} : (tensor<64x64xf16>) -> tensor<64xf16>
+    // expected-error @below {{'kv.tile_broadcast' op combines a vector along rows with one along columns: compute it once for each dimension}}
+    %y = "kv.tile_broadcast"(%m) {dimension = 1 : i64} : (tensor<64xf16>) -> tensor<64x64xf16>
     gpu.return
   }
 }

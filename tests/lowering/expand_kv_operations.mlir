@@ -115,20 +115,20 @@ func.func @latent_keys(%c: !latent, %layer: i32, %k: !row, %offsets: !table) {
 !lists = memref<?x?xi32, strided<[?, 1]>, 1>
 
 // Rows that a list names are gathered one by one into the same tiles, whatever the page size; one that names nothing
-// asks for no byte, which fills it with zeros. The kernel of rows does not read it.
+// asks for no byte, which fills it with zeros. Query rows of 8 bytes are gathered, and multiplied by mma.sync.
 // CHECK-LABEL: func.func @listed_rows
 // CHECK:         gpu.launch_func @kernels::@attention_latent_few blocks
-// CHECK:         gpu.launch_func @kernels::@attention_simt blocks
+// CHECK:         gpu.launch_func @kernels::@attention blocks
 // CHECK:       gpu.func @attention_latent_few({{.*}}name = "args.partials"}{{.*}}name = "args.lists"}, {{.*}}name = "args.list_counts"}
 // CHECK-NOT:     kv.load_tile
 // CHECK:         memref.load %{{.+}} : memref<?x?xi32, strided<[?, 1]>, 1>
 // CHECK:         %[[OPERAND:.+]] = "kv.make_operand"
 // CHECK:         "kv.block_ptr"(%[[OPERAND]]
 // CHECK:         nvvm.cp.async.shared.global %{{.+}}, %{{.+}}, 16, cache = cg, %{{.+}} : !llvm.ptr<3>, !llvm.ptr<1>, i32
-// CHECK:       gpu.func @attention_simt({{.*}}name = "a.out"}{{.*}}name = "a.lists"}
+// CHECK:       gpu.func @attention({{.*}}name = "a.out"}{{.*}}name = "a.lists"}
 // CHECK-NOT:     list_counts
-// CHECK:         scf.if
-// CHECK:         "kv.load"
+// CHECK:         "kv.tile_gather"(%arg2
+// CHECK:         "kv.tile_load"(
 // HOST-LABEL: func.func @listed_rows
 // HOST:         gpu.launch_func @kernels::@attention blocks
 // HOST:         gpu.launch_func @kernels::@attention_2 blocks
@@ -157,7 +157,7 @@ func.func @listed_rows(%c: !latent, %layer: i32, %q: !queries, %o: !table, %s: f
 // CHECK-LABEL: func.func @prefill_chunk
 // CHECK:         gpu.launch_func @kernels::@attention blocks
 // CHECK:         gpu.launch_func @kernels::@attention_2 blocks
-// CHECK:         gpu.launch_func @kernels::@mla_chunk blocks
+// CHECK:         gpu.launch_func @kernels::@attention_simt blocks
 // CHECK:       gpu.func @attention({{.*}}name = "a.lse"}, {{.*}}name = "a.chunk_keys"}, {{.*}}name = "a.chunk_starts"}
 // CHECK-NOT:     kv.tile_gather
 // CHECK:         %[[Q:.*]] = "kv.tile_load_rows"(%arg2
@@ -172,15 +172,15 @@ func.func @listed_rows(%c: !latent, %layer: i32, %q: !queries, %o: !table, %s: f
 // CHECK:       gpu.func @attention_2(
 // CHECK:         "kv.tile_gather"(%arg6
 // CHECK:         "kv.tile_gather"(%arg5
-// CHECK:       gpu.func @mla_chunk(
+// CHECK:       gpu.func @attention_simt(
 // CHECK-NOT:     vector.load %arg5
 // CHECK:         vector.load %arg7[{{.*}} {alignment = 8 : i64} {{.*}}, vector<8xbf16>
 // CHECK:         "kv.load"({{.*}}vector<8xbf16>
 // CHECK:         vector.load %arg8[
 // CHECK:         memref.store %{{.+}}, %arg6[
 // HOST-LABEL: func.func @prefill_chunk
-// HOST:         gpu.launch_func @kernels::@mla_chunk_host
-// HOST:         gpu.launch_func @kernels::@mla_chunk_host_2
+// HOST:         gpu.launch_func @kernels::@attention blocks
+// HOST:         gpu.launch_func @kernels::@attention_2 blocks
 func.func @prefill_chunk(%c: !latent, %layer: i32, %q: !queries, %o: !table, %k: !keys, %v: !keys, %s: f32, %out: !keys, %lse: !lse) {
   "kv.mla_prefill_chunk"(%c, %layer, %q, %o, %k, %v, %o, %o, %s, %out, %lse) {accumulate = false, bf16_rope = false}
     : (!latent, i32, !queries, !table, !keys, !keys, !table, !table, f32, !keys, !lse) -> ()

@@ -7,6 +7,7 @@
 !both = !kv.cache<"paged", bf16, 8 : i64, 128 : i64, false, array<i64: 16, 256, 4096>, none, 1 : i64>
 !flat = !kv.cache<"continuous", bf16, 8 : i64, 128 : i64, false, 0 : i64, none, 1 : i64>
 !int4 = !kv.cache<"paged", ui4, 8 : i64, 128 : i64, false, 16 : i64, vector<2xf16>, 32 : i64>
+!mxfp4 = !kv.cache<"paged", f4E2M1FN, 8 : i64, 128 : i64, false, 16 : i64, f8E8M0FNU, 32 : i64>
 !quant = !kv.cache<"paged", f8E4M3FN, 8 : i64, 128 : i64, false, 16 : i64, f32, 64 : i64>
 
 gpu.module @kernels {
@@ -60,6 +61,21 @@ gpu.module @kernels {
   // CHECK:         arith.mulf %[[SUM]]
   gpu.func @packed(%c: !int4, %b: i32, %page: i32, %out: !llvm.ptr<1>) kernel {
     %v = "kv.load"(%c, %b, %b, %b, %b, %page) {width = 8 : i64, kv.alignment = 4 : i64} : (!int4, i32, i32, i32, i32, i32) -> vector<8xf32>
+    llvm.store %v, %out : vector<8xf32>, !llvm.ptr<1>
+    gpu.return
+  }
+
+  // The exponent and mantissa of f4e2m1 are moved to those of f16, and the sign to its place: the number times 2^-14.
+  // CHECK-LABEL: gpu.func @fp4
+  // CHECK-DAG:     %[[LIFT:.*]] = arith.constant dense<1.638400e+04> : vector<8xf32>
+  // CHECK:         %[[WORDS:.*]] = arith.extui {{.*}} : vector<8xi8> to vector<8xi16>
+  // CHECK:         arith.shli {{.*}} : vector<8xi16>
+  // CHECK:         arith.shli {{.*}} : vector<8xi16>
+  // CHECK:         %[[HALF:.*]] = arith.bitcast {{.*}} : vector<8xi16> to vector<8xf16>
+  // CHECK:         %[[WIDE:.*]] = arith.extf %[[HALF]]
+  // CHECK:         arith.mulf %[[WIDE]], %[[LIFT]]
+  gpu.func @fp4(%c: !mxfp4, %b: i32, %page: i32, %out: !llvm.ptr<1>) kernel {
+    %v = "kv.load"(%c, %b, %b, %b, %b, %page) {width = 8 : i64, kv.alignment = 4 : i64} : (!mxfp4, i32, i32, i32, i32, i32) -> vector<8xf32>
     llvm.store %v, %out : vector<8xf32>, !llvm.ptr<1>
     gpu.return
   }
@@ -199,6 +215,18 @@ gpu.module @kernels {
   gpu.func @rows_from_outside(%r: !kv.rows<128 : i64, 16 : i64>, %i: i32) kernel {
     // expected-error @below {{'kv.get_row' op needs rows made by kv.populate in the same function}}
     %x = "kv.get_row"(%r, %i) : (!kv.rows<128 : i64, 16 : i64>, i32) -> i32
+    gpu.return
+  }
+}
+
+// -----
+
+!own = !kv.cache<"paged", !kv.code<"e2m3@0", 6 : i64, "7.5">, 8 : i64, 128 : i64, false, 16 : i64, f16, 32 : i64>
+gpu.module @kernels {
+  gpu.func @without_functions(%c: !own, %b: i32, %page: i32, %out: !llvm.ptr<1>) kernel {
+    // expected-error @below {{'kv.load' op needs the functions of the code 'e2m3@0': import the module that makes it (kv.Code)}}
+    %v = "kv.load"(%c, %b, %b, %b, %b, %page) {width = 8 : i64} : (!own, i32, i32, i32, i32, i32) -> vector<8xf32>
+    llvm.store %v, %out : vector<8xf32>, !llvm.ptr<1>
     gpu.return
   }
 }

@@ -240,6 +240,19 @@ gpu.module @kernels {
     gpu.return
   }
 
+  // The product of swapped operands reads the tile as A, whole.
+  // CHECK-LABEL: gpu.func @no_parts
+  // CHECK:         "kv.make_stages"() {buffer_name = "tile", copy = "tma", stages = 2 : i64
+  gpu.func @no_parts(%c: !cache, %b: i32, %n: i32, %q: tensor<16x128xbf16, "shared">, %m: !map) kernel attributes {kv.tiled, kv.block = array<i32: 128, 1, 1>, kv.schedule = {parts = 2 : i64, swapped = true}} {
+    %c1 = arith.constant 1 : i32
+    %c0 = arith.constant 0 : i32
+    scf.for %j = %c0 to %n step %c1 : i32 {
+      %k = "kv.tile_load"(%c, %b, %b, %j, %c0, %n, %m) {first_column = 0 : i64, operandSegmentSizes = array<i32: 1, 1, 1, 1, 1, 1, 1, 0>, tail = "any"} : (!cache, i32, i32, i32, i32, i32, !map) -> !tile
+      %s = "kv.dot"(%q, %k) {transpose_b = true} : (tensor<16x128xbf16, "shared">, !tile) -> tensor<16x64xf32, "transposed(wgmma:4)">
+    }
+    gpu.return
+  }
+
   // Rows of the pool that lists name: entries are read in the place of pages, and what they name no row for comes as
   // zeros. Rows in which bf16 lie are converted by the threads that load them, listed or not.
   // CHECK-LABEL: gpu.func @lists

@@ -254,6 +254,13 @@ def test_what_does_not_fit_is_refused():
     refused(of_others, "indices needs a collection of pages, got a continuous one", indices=lists[:1])
 
 
+def test_rows_that_are_operand_b_wait_for_whole_tiles_of_keys():
+    case = Case(cached=[50], new=[1], dtype="bf16", **sizes(128, 64, 16))
+    with kv.emulated("sm_90a"):
+        few = {"kind": "tile", "rows": 16}
+        refused(case, "parts must be 1 for rows of fewer than 64, got 2", schedule={**few, "parts": 2})
+
+
 def test_caches_that_do_not_fit_are_refused():
     latent = Case(cached=[3], new=[1], dtype="f32", **sizes(24, 16, 2))
     with pytest.raises(ValueError, match="needs a collection with values, got an MLA one"):

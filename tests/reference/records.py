@@ -32,7 +32,7 @@ def collection_of(
     for b, count in enumerate(counts):
         table[b, :count] = [next(order) for _ in range(count)]
     outer = (null + 1, 2, LAYERS, page, heads)
-    blocks = np.full((*outer, size // 2), 0xEE, np.uint8)
+    blocks = np.full((*outer, record.row_shape(size)[1]), 0xEE, np.uint8)
     of_scales = record.scales_shape(size)
     assert of_scales is not None
     scales = np.full((*outer, of_scales[1]), np.nan, of_scales[0].numpy)
@@ -58,7 +58,7 @@ def held(cache: Any, b: int, tokens: Any) -> tuple[np.ndarray, np.ndarray]:
     """The bytes and scales of tokens of a sequence, [T, H, ...]."""
     t, h = np.asarray(tokens)[:, None], np.arange(cache.num_heads)
     scales = cache.load_scale(b, h, t, 0, cache.spec.num_scales)
-    return cache.load_raw(b, h, t, 0, cache.head_size // 2), scales.reshape(*t.shape[:1], len(h), -1)
+    return cache.load_raw(b, h, t, 0, cache.spec.stored_size), scales.reshape(*t.shape[:1], len(h), -1)
 
 
 def at(place: str) -> Any:

@@ -10,13 +10,12 @@ CUDA graph reads lengths, tables and offsets at replay, from buffers that stay w
 from __future__ import annotations
 
 import itertools
-from collections import Counter
-from dataclasses import dataclass
 from typing import Any, ClassVar
 
 import torch
 import vllm
 from vllm import envs
+from vllm.config import get_current_vllm_config
 from vllm.v1.attention.backend import (
     AttentionBackend,
     AttentionCGSupport,
@@ -30,12 +29,12 @@ import kvarn as kv
 from kvarn.dispatch import FixedSchedule
 
 from . import support
+from .mla import KvarnMla
+from .pages import CALLS, COLLECTIONS, KvarnMetadata, LayerPages, Scales
 
 if reason := support.unknown_version(vllm.__version__):
     raise RuntimeError(reason)
 
-CALLS: Counter[str] = Counter()  # steps and layers that were computed here, by kind: tests read it
-_COLLECTIONS = 512  # shapes of a step that a layer keeps a collection for
 _FEW = 16  # new tokens of a sequence up to which kvarn's programs have a bound of their own
 _BATCHES = (1, 4, 8, 16, 128, 1024)  # sequences up to which one program of kvarn serves
 _INVARIANT = FixedSchedule(batch_invariant=True)
@@ -53,8 +52,8 @@ class KvarnBackend(AttentionBackend):
         return "CUSTOM"
 
     @staticmethod
-    def get_impl_cls() -> type[KvarnAttention]:
-        return KvarnAttention
+    def get_impl_cls() -> type[Any]:
+        return KvarnMla if get_current_vllm_config().model_config.use_mla else KvarnAttention
 
     @staticmethod
     def get_builder_cls() -> type[KvarnBuilder]:
@@ -99,6 +98,8 @@ class KvarnBackend(AttentionBackend):
     def get_kv_cache_shape(
         num_blocks: int, block_size: int, num_kv_heads: int, head_size: int, cache_dtype_str: str = "auto"
     ) -> tuple[int, ...]:
+        if head_size > support.LARGEST_HEAD:  # latent rows, the only ones that long
+            return num_blocks, block_size, head_size
         return num_blocks, num_kv_heads, block_size, 2 * head_size
 
     @classmethod
@@ -121,17 +122,6 @@ def tokens_before(seq_lens: torch.Tensor, starts: torch.Tensor, ends: torch.Tens
     """
     torch.add(seq_lens, starts, out=out)
     torch.sub(out, ends, out=out)
-
-
-@dataclass
-class KvarnMetadata:
-    """A step: the tensors that collections are made of, and the key of the collections over them."""
-
-    offsets: torch.Tensor  # i32 [B + 1]
-    lengths: torch.Tensor  # i32 [B]: tokens before the step
-    table: torch.Tensor  # i32 [B, columns]
-    most: int  # no sequence has more new tokens
-    key: tuple[int, ...]
 
 
 class KvarnBuilder(AttentionMetadataBuilder[KvarnMetadata]):
@@ -161,22 +151,18 @@ class KvarnBuilder(AttentionMetadataBuilder[KvarnMetadata]):
         done = set()
         for layer in (layers[name] for name in layer_names):
             impl = layer.impl
-            if not isinstance(impl, KvarnAttention):
+            if not isinstance(impl, (KvarnAttention, KvarnMla)):
                 continue
-            impl._scaled(layer, self.device)  # before a capture, in which nothing is copied from the host
+            impl.prepare(layer, self.device)  # before a capture, in which nothing is copied from the host
             if impl.kind in done:
                 continue
             done.add(impl.kind)
-            heads, size = impl.num_kv_heads, impl.head_size
-            pool = torch.zeros(2, heads, spec.block_size, 2 * size, dtype=spec.dtype, device=self.device)
-            query, rows, out = (
-                torch.zeros(1, h, size, dtype=vllm_config.model_config.dtype, device=self.device)
-                for h in (impl.num_heads, heads, impl.num_heads)
-            )
+            shape = KvarnBackend.get_kv_cache_shape(2, spec.block_size, impl.num_kv_heads, impl.head_size)
+            pool = torch.zeros(shape, dtype=spec.dtype, device=self.device)
             for n, most in itertools.product(dict.fromkeys(batches), sorted(bounds)):
                 zeros = torch.zeros(n + 1, dtype=torch.int32, device=self.device)
                 step = KvarnMetadata(zeros, zeros[:n], zeros[:n, None], most, (n, most))
-                impl.forward(layer, query, rows, rows, pool, step, out)
+                impl.run_empty(layer, pool, step, vllm_config.model_config.dtype)
         CALLS.clear()
 
     def build(self, common_prefix_len: int, common_attn_metadata: Any, fast_build: bool = False) -> KvarnMetadata:
@@ -192,7 +178,7 @@ class KvarnBuilder(AttentionMetadataBuilder[KvarnMetadata]):
         most = self._most(step.max_query_len)
         CALLS["steps"] += 1
         key = (n, most, lengths.data_ptr(), table.data_ptr(), table.shape[1], table.stride(0))
-        return KvarnMetadata(offsets, lengths, table, most, key)
+        return KvarnMetadata(offsets, lengths, table, most, key, step.num_actual_tokens)
 
     def _views_of(self, n: int, offsets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """The first and last rows of n sequences, and their lengths, at one address for every step of n sequences.
@@ -202,7 +188,7 @@ class KvarnBuilder(AttentionMetadataBuilder[KvarnMetadata]):
         fits = n <= self._lengths.shape[0]
         lengths = self._lengths[:n] if fits else torch.zeros(n, dtype=torch.int32, device=self.device)
         views = offsets[:n], offsets[1 : n + 1], lengths
-        if fits and len(self._views) < _COLLECTIONS:
+        if fits and len(self._views) < COLLECTIONS:
             self._views[n, offsets.data_ptr()] = views
         return views
 
@@ -247,10 +233,8 @@ class KvarnAttention(AttentionImpl[KvarnMetadata]):
             num_heads, self.num_kv_heads, head_size, kv_cache_dtype, sliding_window, logits_soft_cap,
             alibi_slopes is None, sinks is None,
         )  # fmt: skip
-        self._scales: tuple[float, float, torch.Tensor | None] = (1.0, 1.0, None)
-        self._pool: torch.Tensor | None = None
-        self._pages: kv.ForeignPages
-        self._made: dict[tuple[int, ...], kv.ForeignPages] = {}
+        self._scales = Scales()
+        self._pages = LayerPages("packed", kv_cache_dtype)
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
         if self.sinks is None:
@@ -260,30 +244,17 @@ class KvarnAttention(AttentionImpl[KvarnMetadata]):
         else:
             self._options["sinks"] = self.sinks.detach().float()
 
-    def _collection(self, pool: torch.Tensor, step: KvarnMetadata) -> kv.ForeignPages:
-        """The layer's pages with the tables of a step."""
-        if pool is not self._pool:
-            data = pool.view(torch.float8_e4m3fn) if self.kv_cache_dtype in support.FP8 else pool
-            self._pages = kv.ForeignPages.vllm(data, step.lengths, step.table, layout="packed")
-            self._pool = pool
-            self._made.clear()
-            if "alibi_slopes" in self._options:
-                self._options["alibi_slopes"] = self._options["alibi_slopes"].to(pool.device)
-        elif len(self._made) >= _COLLECTIONS:
-            self._made.clear()
-        longest = step.table.shape[1] * pool.shape[2]
-        made = self._made[step.key] = self._pages.with_tables(
-            step.lengths, step.table, max_seq_length=step.most, max_cache_length=longest
-        )
-        return made
+    def prepare(self, layer: Any, device: torch.device) -> None:
+        """Put on the device what a layer's calls read beside the step's tensors."""
+        self._scales.of(layer, device)
 
-    def _scaled(self, layer: Any, device: torch.device) -> tuple[float, float, torch.Tensor | None]:
-        """The scales of an fp8 layer's keys and values, and the tensor of both for an append if they are not 1."""
-        found = layer._k_scale_float, layer._v_scale_float
-        if found != self._scales[:2]:
-            both = None if found == (1.0, 1.0) else torch.tensor(found, dtype=torch.float32, device=device)
-            self._scales = (*found, both)
-        return self._scales
+    def run_empty(self, layer: Any, pool: torch.Tensor, step: KvarnMetadata, dtype: torch.dtype) -> None:
+        """Run a step without tokens, which compiles and loads what a step of its shape needs."""
+        query, rows, out = (
+            torch.zeros(1, heads, self.head_size, dtype=dtype, device=pool.device)
+            for heads in (self.num_heads, self.num_kv_heads, self.num_heads)
+        )
+        self.forward(layer, query, rows, rows, pool, step, out)
 
     def forward(
         self,
@@ -303,12 +274,12 @@ class KvarnAttention(AttentionImpl[KvarnMetadata]):
             return output.fill_(0)
         if output_scale is not None or output_block_scale is not None:
             raise NotImplementedError(f"kvarn-vllm does not serve an output of 8 bits; {support.INSTEAD}")
-        pages = self._made.get(step.key) if kv_cache is self._pool else None
-        if pages is None:
-            pages = self._collection(kv_cache, step)
+        if "alibi_slopes" in self._options and not self._pages.has(kv_cache):
+            self._options["alibi_slopes"] = self._options["alibi_slopes"].to(kv_cache.device)
+        pages = self._pages.of(kv_cache, step)
         scale, value_scale, scales = self.scale, 1.0, None
         if self.kv_cache_dtype in support.FP8:
-            key_scale, value_scale, scales = self._scaled(layer, output.device)
+            key_scale, value_scale, scales = self._scales.of(layer, output.device)
             scale *= key_scale
         if not self.shares:
             kv.ops.append(pages, 0, key, value, step.offsets, tensor_scales=scales)

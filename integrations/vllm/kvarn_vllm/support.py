@@ -16,11 +16,12 @@ HEADS = 8  # elements: head sizes are multiples
 LARGEST_HEAD = 256
 CAPABILITY = (8, 0)
 INSTEAD = "use FLASH_ATTN, FLASHINFER or TRITON_ATTN"
+INSTEAD_OF_MLA = "use FLASHMLA or FLASH_ATTN_MLA"
+LONGEST_ROW = 576  # elements of a latent row
 
 # Arguments of vLLM's validate_configuration that may be set. Those that are not known are refused where they are set.
-_SERVED = {"has_sink", "has_sliding_window", "use_batch_invariant"}
+_SERVED = {"has_sink", "has_sliding_window", "use_batch_invariant", "use_mla"}
 _NAMES = {
-    "use_mla": "MLA: use FLASHMLA or FLASH_ATTN_MLA",
     "use_sparse": "sparse attention: use FLASHMLA_SPARSE",
     "use_mm_prefix": "bidirectional attention between a prompt's image tokens",
     "use_per_head_quant_scales": "scales per head of an fp8 cache: scales per tensor are served",
@@ -50,8 +51,10 @@ def reasons(
     asked: dict[str, Any],
 ) -> list[str]:
     """Why a layer is not served, each with what serves it; ``asked`` are the options of its attention by name."""
-    found = []
-    if not supports_head_size(head_size):
+    found, mla = [], bool(asked.get("use_mla"))
+    if mla and not supports_row_size(head_size):
+        found.append(f"MLA rows of {head_size}: multiples of {HEADS} above {LARGEST_HEAD} up to {LONGEST_ROW}")
+    elif not mla and not supports_head_size(head_size):
         found.append(f"head size {head_size}: sizes are multiples of {HEADS} up to {LARGEST_HEAD}")
     if dtype not in DTYPES:
         found.append(f"dtype {dtype}: {_listed(DTYPES)} are served")
@@ -69,7 +72,11 @@ def reasons(
     for name, value in asked.items():
         if value and name not in _SERVED:
             found.append(_NAMES.get(name, f"{name}={value!r}"))
-    return [f"kvarn-vllm does not serve {reason}; {INSTEAD}" for reason in found]
+    return [f"kvarn-vllm does not serve {reason}; {INSTEAD_OF_MLA if mla else INSTEAD}" for reason in found]
+
+
+def supports_row_size(size: int) -> bool:
+    return size % HEADS == 0 and LARGEST_HEAD < size <= LONGEST_ROW
 
 
 def supports_head_size(size: int) -> bool:
@@ -90,7 +97,7 @@ def check_engine(config: Any, spec: Any) -> None:
         found.append("kv_sharing_fast_prefill")
     if getattr(config.model_config, "rswa_window", None) is not None:
         found.append("a sliding window with a prompt that stays visible")
-    if getattr(spec, "head_size_v", None) not in (None, spec.head_size):
+    if getattr(spec, "head_size_v", None) not in (None, spec.head_size) and spec.head_size <= LARGEST_HEAD:
         found.append(f"values of {spec.head_size_v} elements with keys of {spec.head_size}")
     if found:
         raise ValueError("; ".join(f"kvarn-vllm does not serve {reason}; {INSTEAD}" for reason in found))

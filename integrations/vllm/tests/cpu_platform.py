@@ -50,6 +50,13 @@ def _gelu_tanh(x: torch.Tensor) -> torch.Tensor:
     return torch.nn.functional.gelu(x, approximate="tanh")
 
 
+class _NoPrefill:
+    """In place of a library for prompts over expanded keys, which kvarn's backend does not use."""
+
+    def __init__(self, **sizes: Any) -> None:
+        pass
+
+
 class TestPlatform(CpuPlatform):
     __test__ = False  # pytest
 
@@ -60,6 +67,18 @@ class TestPlatform(CpuPlatform):
         if wrong:
             raise ValueError(f"Selected backend {selected_backend} is not valid. Reason: {wrong}")
         return selected_backend.get_path()
+
+    @classmethod
+    def check_and_update_config(cls, vllm_config: Any) -> None:
+        """As vLLM's, which takes chunks of prompts from MLA on the CPU, where no backend of its own has it."""
+        scheduler = vllm_config.scheduler_config
+        asked = scheduler.enable_chunked_prefill, scheduler.max_num_batched_tokens
+        super().check_and_update_config(vllm_config)
+        if vllm_config.model_config is not None and vllm_config.model_config.use_mla:
+            from vllm.model_executor.layers.attention import mla_attention
+
+            mla_attention.get_mla_prefill_backend = lambda config: _NoPrefill
+        scheduler.enable_chunked_prefill, scheduler.max_num_batched_tokens = asked
 
     @classmethod
     def import_kernels(cls) -> None:

@@ -13,6 +13,7 @@ import vllm
 from kvarn_vllm import backend, support
 from kvarn_vllm.backend import KvarnBackend
 from models import CONFIGS, engine
+from vllm import envs
 
 SERVED = {
     "head_size": 128, "dtype": torch.bfloat16, "kv_cache_dtype": "fp8", "block_size": 16, "use_mla": False,
@@ -33,7 +34,6 @@ SERVED = {
         ({"block_size": 24}, "block_size 24"),
         ({"attn_type": "encoder_only"}, "encoder_only"),
         ({"device_capability": (7, 5)}, r"\(7, 5\)"),
-        ({"use_mla": True}, "FLASHMLA"),
         ({"use_mm_prefix": True}, "image tokens"),
         ({"use_per_head_quant_scales": True}, "scales per tensor"),
         ({"use_non_causal": True}, "not causal"),
@@ -45,6 +45,23 @@ def test_a_layer_is_refused_by_name(change, named):
     (reason,) = KvarnBackend.validate_configuration(**{**SERVED, **change})
     assert re.search(named, reason)
     assert support.INSTEAD in reason
+
+
+@pytest.mark.parametrize(
+    ("change", "named"),
+    [
+        ({"head_size": 128}, "MLA rows of 128"),
+        ({"head_size": 640}, "MLA rows of 640"),
+        ({"kv_cache_dtype": "fp8_ds_mla"}, "kv_cache_dtype fp8_ds_mla"),
+        ({"use_sparse": True}, "FLASHMLA_SPARSE"),
+    ],
+)
+def test_a_layer_of_mla_is_refused_by_name(change, named):
+    served = {**SERVED, "use_mla": True, "head_size": 576, "kv_cache_dtype": "auto"}
+    assert KvarnBackend.validate_configuration(**served) == []
+    (reason,) = KvarnBackend.validate_configuration(**{**served, **change})
+    assert re.search(named, reason)
+    assert support.INSTEAD_OF_MLA in reason
 
 
 @pytest.mark.parametrize(
@@ -74,6 +91,18 @@ def test_options_of_an_engine_are_refused(change, named):
     vars(every).update(change)
     with pytest.raises(ValueError, match=f"{named}.*{support.INSTEAD}"):
         support.check_engine(config, every)
+
+
+def test_batch_invariance_is_asked_of_every_kernel(monkeypatch):
+    assert KvarnBackend.supports_batch_invariance()
+    sizes = {"num_heads": 4, "head_size": 576, "scale": 1.0, "num_kv_heads": 1, "kv_lora_rank": 512}
+    none = dict.fromkeys(("alibi_slopes", "sliding_window", "logits_soft_cap", "kv_sharing_target_layer_name"))
+    for invariant in (False, True):
+        monkeypatch.setattr(envs, "VLLM_BATCH_INVARIANT", invariant, raising=False)
+        mla = backend.KvarnMla(**sizes, **none, kv_cache_dtype="auto", attn_type="decoder")
+        for layer in (backend.KvarnAttention(4, 64, 1.0, 2), mla):
+            schedule = layer._options.get("schedule", {})
+            assert dict(schedule) == ({"batch_invariant": True} if invariant else {})
 
 
 def test_a_model_of_other_heads_is_refused_when_it_starts(monkeypatch):

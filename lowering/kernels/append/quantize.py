@@ -9,9 +9,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvarn import dsl as kv
-from kvarn.dialect.dtypes import bounds
+from kvarn.dialect import codes
+from kvarn.dialect.dtypes import CODED, bounds, f16
 from kvarn.dialect.layout import CacheSpec
-from kvarn.dialect.records import MOST_ZERO
+from kvarn.dialect.records import MOST_VALUE
 from kvarn.dsl import ptx
 
 from .. import hadamard
@@ -66,8 +67,11 @@ class Quantizer:
 
     @property
     def in_registers(self) -> bool:
-        """Whether a thread keeps its chunks in registers from computing the scale until writing."""
-        return self.spec.head_size % self.spec.granularity == 0 and self.chunks <= _HELD
+        """Whether a thread keeps its chunks in registers from computing the scale until writing.
+
+        Those of packed elements always are: zeros and rotations need all of them.
+        """
+        return self.spec.head_size % self.spec.granularity == 0 and (self.spec.packed or self.chunks <= _HELD)
 
     @property
     def threads(self) -> int:
@@ -136,11 +140,10 @@ class Quantizer:
         least, greatest = held[0], held[0]
         for x in held[1:]:
             least, greatest = kv.math.min(least, x), kv.math.max(greatest, x)
-        least = -self.group.max((-least).reduce("max"))
-        greatest = self.group.max(greatest.reduce("max"))
-        least = kv.math.max(kv.math.min(least, MOST_ZERO), -MOST_ZERO)
+        ends = -self.group.max((-least).reduce("max")), self.group.max(greatest.reduce("max"))
+        least, greatest = (kv.math.max(kv.math.min(x, MOST_VALUE), -MOST_VALUE) for x in ends)
         reach = kv.math.max((greatest - least) * (1.0 / self.spec.dtype.largest), kv.math.abs(least) * 2.0**-15)
-        scale, in_cache = stored_scale(kv.math.min(reach, dtype.largest), self.spec)
+        scale, in_cache = stored_scale(reach, self.spec)
         inverse = 1.0 / scale
         zero = dtype(least * inverse)
         if active:
@@ -176,20 +179,14 @@ class Quantizer:
         return kv.bitcast(kv.from_lanes(words, kv.u32), kv.u8)
 
     @kv.func
-    def nearest(self, x: Any, signs: Any) -> Any:
-        """f32 values, a multiple of 8, as the nearest 4-bit elements of a table, as bytes of two.
-
-        Signs are those of ``signs``: a correction has lost that of a zero.
-        """
+    def nearest(self, x: Any) -> Any:
+        """f32 values, a multiple of 8, as the nearest 4-bit elements of a table, as bytes of two."""
         limits, signed = bounds(self.spec.dtype)
-        size, codes = abs(x) if signed else x, []
-        for i in kv.static(range(self.width)):
-            code = kv.u32(0)
-            for limit in kv.static(limits):
-                code = code + kv.where(size[i] >= limit, kv.u32(1), kv.u32(0))
-            if signed:
-                code = code + ((kv.bitcast(signs[i], kv.u32) >> 28) & 8)
-            codes.append(code)
+        size, codes = abs(x) if signed else x, kv.vector(kv.u32, self.width)
+        for limit in kv.static(limits):
+            codes = codes + kv.where(size >= limit, kv.u32(1), kv.u32(0))
+        if signed:
+            codes = codes + ((kv.bitcast(x, kv.u32) >> 28) & 8)
         return self.packed(codes)
 
     @kv.func
@@ -211,7 +208,19 @@ class Quantizer:
     @kv.func
     def rounded(self, quotients: Any, x: Any) -> Any:
         """f32 values ``x``, divided by their scale, in the storage type."""
-        return self.nearest(quotients, x) if self.spec.packed else converted(quotients, self.spec.dtype)
+        if not self.spec.packed:
+            return converted(quotients, self.spec.dtype)
+        quotients = kv.where(quotients == 0.0, x * 0.0, quotients)  # the correction of a zero has lost its sign
+        return self.coded(quotients) if self.spec.dtype.code else self.nearest(quotients)
+
+    @kv.func
+    def coded(self, quotients: Any) -> Any:
+        """f32 values, a multiple of 8, as the bytes of a user's own elements."""
+        encode, lanes = codes.of(self.spec.dtype.code).encoded, []
+        for n in kv.static(range(0, self.width, CODED)):
+            data = encode(kv.from_lanes([quotients[n + i] for i in range(CODED)], kv.f32))
+            lanes.extend([data[i] for i in range(self.spec.dtype.bits)])
+        return kv.from_lanes(lanes, kv.u8)
 
 
 @kv.func
@@ -230,6 +239,8 @@ def stored_scale(scale: Any, spec: CacheSpec) -> tuple[Any, Any]:
         in_cache = dtype(scale)
         rounded = kv.f32(in_cache)
         return kv.where(rounded == 0.0, 1.0, rounded), in_cache
+    if spec.packed and dtype is f16:  # other types saturate, or have the range of f32
+        scale = kv.math.min(scale, dtype.largest)
     rounded = kv.f32(dtype(kv.where(scale == 0.0, 1.0, scale)))
     rounded = kv.where(rounded == 0.0, 1.0, rounded)
     return rounded, dtype(rounded)

@@ -149,6 +149,8 @@ class Case:
         Whether each query row has a list of pool rows.
     chunk : Chunk, optional
         The chunk, for an MLA prefill's chunk.
+    aligned : bool
+        Whether the rows of query and output are aligned to 16 bytes, and have a multiple of 8 columns.
     """
 
     row: RowFormat
@@ -165,6 +167,11 @@ class Case:
     blocks: tuple[int, int] | None = None
     listed: bool = False
     chunk: Chunk | None = None
+    aligned: bool = True
+
+    def alignment_of(self, dtype: DType) -> int | None:
+        """Alignment in bytes of a vector of a query's or an output's elements; None: that of the whole vector."""
+        return None if self.aligned else dtype.itemsize
 
     @property
     def of_chunk(self) -> Chunk:
@@ -266,14 +273,6 @@ def start_of(case, source, values, queries, b):
         count = kv.math.min(count, values.cache_length(b))
         return count - queries.length(b), count
     return count, at_most(count + queries.new_keys(b), source.token_capacity())
-
-
-@kv.func
-def place_of(case, source, values, queries, row):
-    """(sequence, absolute position, keys of the sequence) of a row."""
-    b = queries.sequence(row)
-    start, num_keys = start_of(case, source, values, queries, b)
-    return b, start + queries.token(b, row), num_keys
 
 
 @kv.func

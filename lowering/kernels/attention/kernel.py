@@ -17,6 +17,7 @@ from typing import Any
 
 from kvarn import dsl as kv
 from kvarn.dialect.layout import cdiv
+from kvarn.dialect.ops.sharing import LINES
 from kvarn.dialect.shared_layout import CHUNK
 from kvarn.dsl import functions
 from kvarn.dsl.builder import types
@@ -119,10 +120,19 @@ def rows_of(s, a, queries, many, work):
     return QueryRows(number, work.head, b, row0, count, start, num_keys, exists, h, start + token, place)
 
 
+def columns_of(place: tuple[Any, ...]) -> list[Any]:
+    """The indices of rows as columns, which broadcast against a row of indices."""
+    return [i[:, None] if isinstance(i, Tile) else i for i in place]
+
+
 @kv.func
 def scaled_query(s, a, rows):
     """(query rows, factor of a score before functions modify it, factor that makes scores powers of two)."""
-    q = a.query.load_rows(*rows.place, mask=rows.exists, columns=s.query_columns, stored=s.case.size)
+    if s.case.aligned or s.on_host:
+        q = a.query.load_rows(*rows.place, mask=rows.exists, columns=s.query_columns, stored=s.case.size)
+    else:
+        d = kv.tile_index(s.query_columns)[None, :]
+        q = a.query.gather(*columns_of(rows.place), d, mask=rows.exists[:, None] & (d < s.case.size))
     if s.dtype is not s.case.query:
         q = s.dtype(q)
     if a.scale < 0.0:  # maxima and masks precede the scale
@@ -154,10 +164,14 @@ def write_result(s, a, rows, m, l, o):
     if prior is not None:
         d, of_prior = kv.tile_index(s.value_columns)[None, :], of_prior[:, None]
         there = exists[:, None] & (of_prior != 0.0) & (d < s.values)
-        at = [i[:, None] if isinstance(i, Tile) else i for i in place]
-        o = with_prior(o, kv.f32(prior.gather(*at, d + s.first_column, mask=there)), of_prior)
-    stored = {"stored": s.values, "first_column": s.first_column}
-    a.out.store_rows(*place, value=s.case.out(o), mask=exists, **stored)
+        o = with_prior(o, kv.f32(prior.gather(*columns_of(place), d + s.first_column, mask=there)), of_prior)
+    if s.case.aligned or s.on_host:
+        stored = {"stored": s.values, "first_column": s.first_column}
+        a.out.store_rows(*place, value=s.case.out(o), mask=exists, **stored)
+    else:
+        d = kv.tile_index(s.value_columns)[None, :]
+        there = exists[:, None] & (d < s.values)
+        a.out.scatter(*columns_of(place), d + s.first_column, value=s.case.out(o), mask=there)
     if a.lse is not None:
         a.lse.scatter(*place, value=log_sum_exp(m, l), mask=exists)
 
@@ -237,7 +251,10 @@ def host_rows(case: Case, schedule: Mapping[str, Any]) -> int:
 
 def fits_host(case: Case) -> bool:
     """Whether the case has tiles, whose extents are at least 2, and whose rows are not rotated."""
-    return min(case.size, case.value_size) >= 2 and host_keys(case) > 0 and not case.spec.rotation
+    extents, chunk = [case.size, case.value_size], case.chunk
+    if chunk is not None:  # keys are tiles side by side
+        extents.append(chunk.rope if chunk.nope % LINES == 0 else 0)
+    return min(extents) >= 2 and host_keys(case) > 0 and not case.spec.rotation
 
 
 def launch_host(case: Case, at: Expansion, op: Any) -> None:

@@ -129,8 +129,9 @@ def combine_kernel(s: TileKernel, programmatic: bool = True) -> Any:
                             o = o + held[j] * kv.where(s + j < num_splits, kv.shuffle_idx(mine, (s + j) & 31), 0.0)
                     o = o * factor
                     if a.prior is not None:
-                        o = with_prior(o, a.prior.load(*place, FIRST + d, width=WIDTH), of_prior)
-                    a.out.store(*place, FIRST + d, value=case.out(o))
+                        earlier = a.prior.load(*place, FIRST + d, width=WIDTH, alignment=case.alignment_of(f32))
+                        o = with_prior(o, earlier, of_prior)
+                    a.out.store(*place, FIRST + d, value=case.out(o), alignment=case.alignment_of(case.out))
                 if a.lse is not None:
                     if lane == 0:
                         a.lse[place] = log_sum_exp(m, l)

@@ -211,11 +211,11 @@ class ChunkKeys(Keys):
             first = j * s.keys
             at = first + kv.tile_index(s.keys)
             row, there = self.row + at, at < rows.num_keys
-            left = a.chunk_keys.load_rows(row, rows.head, mask=there, columns=chunk.nope)
+            left = s.dtype(a.chunk_keys.load_rows(row, rows.head, mask=there, columns=chunk.nope))
             of_rows = {"rows": s.keys, "tail": "any", "dtype": s.dtype, **of_latent}
             right = self.keys.tile(rows.b, 0, self.token + first, self.token + rows.num_keys, **of_rows)
             of_values = {"columns": s.value_columns, "stored": s.values}
-            v = a.chunk_values.load_rows(row, rows.head, mask=there, **of_values)
+            v = s.of_weights(a.chunk_values.load_rows(row, rows.head, mask=there, **of_values))
             yield KeyTile(kv.concatenate(left, right), v, at)
 
 

@@ -25,7 +25,7 @@ TOGETHER, GATHER_THREADS = 4, 64
 
 def gather_kernel(spec: CacheSpec, work: Work, rows: Rows, together: int, early: bool) -> Any:
     """A "token" of the work is one (row, column) of token_ids; a thread looks up ``together`` of them at a time."""
-    vectors, width, units = spec.head_size // rows.width, rows.width, rows.width // spec.dtype.per_unit
+    vectors, width, units = spec.head_size // rows.width, rows.width, spec.dtype.units(rows.width)
 
     @kv.func
     def found(cache, token_ids, row_offsets, slot):
@@ -53,7 +53,7 @@ def gather_kernel(spec: CacheSpec, work: Work, rows: Rows, together: int, early:
                     r, j, _, _, ok = places[n]
                     if ok:
                         value = kv.bitcast(read[n], out.dtype) if spec.packed else read[n]  # bytes without a sign
-                        rows.store(out, r, j, h, d // spec.dtype.per_unit, value=value)
+                        rows.store(out, r, j, h, spec.dtype.units(d), value=value)
 
     return gather
 

@@ -3,8 +3,8 @@
 
 Latent rows are keys whose first ``value_size`` columns are the values. On GPUs with wgmma the kernels of ``mla.wide``
 and ``mla.few`` run the shapes that they support. Other shapes and other GPUs use the kernel over tiles, with products
-by mma.sync; so does the host. The row kernels of ``attention.rows`` support everything. A prefill's chunk uses
-``mla.chunk_tiles`` if wgmma is available, and ``mla.chunk_rows`` otherwise.
+by mma.sync; so does the host. A prefill's chunk uses ``mla.chunk_tiles`` if wgmma is available. The row kernels of
+``attention.rows`` support everything.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ from ..attention.case import Case, Chunk, Masking
 from ..attention.expansion import WIDEST_ROWS, Place, few_of_launch, launch_rows
 from ..attention.queries import RaggedQueries
 from ..base import Expansion
-from ..common import row_alignment
-from . import chunk_rows as mla_chunk, chunk_tiles as mla_chunk_tiles
+from ..common import BYTES, row_alignment
+from . import chunk_tiles as mla_chunk_tiles
 from .common import KEYS, LatentConfig
 
 THREADS = 128
@@ -44,7 +44,7 @@ def case_of(op: Any, at: Expansion) -> Case:
     return Case(
         RowFormat(spec, rope, inline), query=at.dtype(op.query), out=at.dtype(op.out), heads=at.static_dim(op.query, 1),
         value_size=op.value_size.value, mask=Masking(op.mask.value, op.span.value), score=score_of(op),
-        blocks=block_tile(op), listed=op.indices is not None,
+        blocks=block_tile(op), listed=op.indices is not None, aligned=row_alignment(op) >= BYTES,
     )  # fmt: skip
 
 
@@ -174,7 +174,13 @@ def chunk_problems(op: Any, at: Expansion) -> list[str]:
 
 @expands("kv.mla_prefill_chunk")
 def expand_prefill_chunk(op: Any, at: Expansion) -> None:
-    (mla_chunk_tiles if at.kind == "tile" else mla_chunk).launch(chunk_case(op, at), at, op)
+    case = chunk_case(op, at)
+    if at.kind == "tile":
+        mla_chunk_tiles.launch(case, at, op)
+    elif at.kind == "host" and attention_tiles.fits_host(case):
+        attention_tiles.launch_host(case, at, op)
+    else:
+        launch_rows(at.kind, case, at, op)
 
 
 def decompress_kernel(spec: CacheSpec) -> Any:

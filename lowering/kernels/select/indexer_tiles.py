@@ -9,11 +9,13 @@ of a token multiplies products of 8-bit numbers, which are exact.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from kvarn import dsl as kv
 from kvarn.dialect.dtypes import DType, bf16, f16, f32, i32
 from kvarn.dialect.layout import align_up, cdiv
+from kvarn.lowering.schedules.limits import ATOM_ROWS
 from kvarn.lowering.target import Target
 from kvarn.lowering.tiles.ir import MMA, SWAPPED, SWIZZLE, WARPGROUP, WGMMA
 
@@ -25,6 +27,8 @@ from .row_products import MOST_COLUMNS
 
 KEYS = 64  # of a tile
 STAGES = 4  # tiles on their way
+BLOCKS = 4  # per multiprocessor, whose latencies overlap, if a tile has up to FEW_HEADS heads; otherwise half as many
+FEW_HEADS = 64
 COLUMN_STEP = 32  # of heads, which products take as a whole; of a query that is converted twice as much
 ROW_STEP = 8  # of rows of a tile whose operands are swapped
 
@@ -40,14 +44,18 @@ def takes(c: Case, target: Target) -> bool:
     return (
         not target.is_host
         and target.has("mma_bf16")
-        and c.size % (COLUMN_STEP if c.query is products_of(c, target) else 2 * COLUMN_STEP) == 0
+        and c.size % (COLUMN_STEP if loads_rows(c, products_of(c, target)) else 2 * COLUMN_STEP) == 0
         and c.size <= MOST_COLUMNS
-        and (c.narrow or (spec.dtype in (bf16, f16) and c.query is spec.dtype))
-        and c.query is not f32
+        and (c.narrow or spec.dtype in (bf16, f16))
+        and not (c.narrow and c.query is f32)
         and not (spec.quantized and (spec.num_scales != 1 or not c.narrow))
         and rows_of(c) * c.size * 2 <= OPERAND_BYTES
-        and c.alignment >= BYTES
     )
+
+
+def loads_rows(c: Case, products: DType) -> bool:
+    """Whether rows of the query are loaded as they are; otherwise elements are loaded one by one, and converted."""
+    return c.query is products and c.alignment >= BYTES
 
 
 def products_of(c: Case, target: Target) -> DType:
@@ -65,9 +73,16 @@ def instruction_of(c: Case, target: Target) -> str:
 def tile_kernel(c: Case, products: DType) -> Any:
     rows = rows_of(c)
 
-    @kv.kernel(block=(WARPGROUP, 1, 1))
+    @kv.kernel(block=(WARPGROUP, 1, 1), min_blocks=BLOCKS if rows <= FEW_HEADS else BLOCKS // 2)
     def index_scores(
-        collection, layer: i32, query, weights: kv.Buffer[f32, 2], row_offsets, out: kv.Buffer[f32, 2], chunks: i32
+        collection,
+        layer: i32,
+        query,
+        weights: kv.Buffer[f32, 2],
+        row_offsets,
+        out: kv.Buffer[f32, 2],
+        chunks: i32,
+        boxes,
     ):
         begin(c.early)
         row, chunk = kv.block_id.x // chunks, kv.block_id.x % chunks * CHUNK
@@ -77,14 +92,14 @@ def tile_kernel(c: Case, products: DType) -> Any:
         tiles = cdiv(kv.math.max(kv.math.min(end, seen) - chunk, 0), KEYS)
         if tiles > 0:
             exists = head < c.heads
-            if kv.static(c.query is products):
+            if kv.static(loads_rows(c, products)):
                 q = query.load_rows(row, head, mask=exists, columns=c.size)
             else:
                 q = products(query.gather(row, head[:, None], kv.tile_index(c.size)[None, :], mask=exists[:, None]))
             w = weights.gather(row, head, mask=exists)[:, None]
             for i in range(0, tiles):
                 first = chunk + i * KEYS
-                k = keys.tile(b, 0, first, seen, rows=KEYS, dtype=products, tail="any")
+                k = keys.tile(b, 0, first, seen, rows=KEYS, dtype=products, tail="any", descriptor=boxes)
                 x = relu(kv.dot(q, k.T)) * w
                 if kv.static(rows > c.heads):  # of whose zeros numbers that are not finite would make NaN
                     x = kv.where(exists[:, None], x, 0.0)
@@ -97,11 +112,21 @@ def tile_kernel(c: Case, products: DType) -> Any:
     return index_scores
 
 
+def boxes_of(c: Case, at: Expansion, op: Any) -> Any:
+    """The TMA descriptor of the keys; None if TMA does not copy their tiles."""
+    rows = math.gcd(c.spec.page_size, KEYS) if c.spec.paged else KEYS
+    if instruction_of(c, at.target) != WGMMA or rows % ATOM_ROWS:
+        return None
+    if at.why_no_tensor_map(op.collection, rows=rows, swizzle=f"{SWIZZLE}B") is not None:
+        return None
+    return at.tensor_map(op.collection, rows=rows, swizzle=f"{SWIZZLE}B", layer=op.layer, half="key")
+
+
 def launch(c: Case, at: Expansion, op: Any) -> None:
     """Launch the kernel."""
     chunks = (at.dim(op.out, 1) + (CHUNK - 1)) // CHUNK
     schedule = {"consumers": 1, "stages": STAGES, SWAPPED: True, "instruction": instruction_of(c, at.target)}
-    args = [op.collection, op.layer, op.query, op.weights, op.row_offsets, op.out, chunks]
+    args = [op.collection, op.layer, op.query, op.weights, op.row_offsets, op.out, chunks, boxes_of(c, at, op)]
     at.launch(
         tile_kernel(c, products_of(c, at.target)), args, (at.dim(op.query, 0) * chunks, 1, 1), (WARPGROUP, 1, 1),
         key=c, programmatic=c.early, attributes={"kv.schedule": schedule},

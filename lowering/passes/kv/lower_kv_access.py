@@ -23,10 +23,12 @@ from typing import Any
 from mlir import ir
 from mlir.dialects import arith, llvm, scf, vector
 
-from kvarn.dialect import dtypes, layout, ops, types, verify
+from kvarn.dialect import codes, dtypes, layout, ops, types, verify
+from kvarn.dialect.dtypes import CODED, f32, i32 as i32_of_kernels, u8
 from kvarn.dialect.layout import DENSE, RAGGED, SCALES, CacheSpec
+from kvarn.dsl.values import Value, Vector, from_lanes, where
 from kvarn.lowering import memory_effects
-from kvarn.lowering.access_plan import Plan, is_access
+from kvarn.lowering.access_plan import Plan, is_access, units_read
 from kvarn.lowering.bounds import in_pool, slot_of, token_capacity
 from kvarn.lowering.index import Ix, const, i32, load, offset, pointer, store
 from kvarn.lowering.pass_base import fail, kv_pass
@@ -73,7 +75,7 @@ def gep_type(dtype: dtypes.DType) -> ir.Type:
 
 def in_units(dtype: dtypes.DType, elements: Ix) -> Ix:
     """An offset in elements as one in units of memory: bytes for elements that share one."""
-    return elements // dtype.per_unit
+    return dtype.units(elements)
 
 
 def from_storage(value: ir.Value, type_: ir.Type) -> ir.Value:
@@ -159,13 +161,17 @@ def in_page(spec: CacheSpec, slot: Ix, head: ir.Value, dim: ir.Value, of_scales:
 
 
 def element_address(op: Any, page: ir.Value, clamp: bool, of_scales: bool = False) -> ir.Value:
-    """Address of (page, token % P, head, dim) of an access op; for a scales operand, of the scale."""
+    """Address of (page, token % P, head, dim) of an access op; for a scales operand, of the scale.
+
+    Of a user's own elements, that of the eight to which the element belongs.
+    """
     spec = types.spec_of(op.cache.type)
     of_scales = of_scales or spec.kind == SCALES
     slot = slot_of(op.cache, page, op.token, clamp)
     names = ("scales", "scales_stride0") if of_scales else ("base", "stride0")
     dtype = spec.scale_dtype if of_scales else spec.dtype
-    index = Ix(page).wide * Ix(ops.field(op.cache, names[1])) + in_page(spec, slot, op.head, op.dim, of_scales)
+    dim = (Ix(op.dim) // CODED * CODED).value if dtype.code else op.dim
+    index = Ix(page).wide * Ix(ops.field(op.cache, names[1])) + in_page(spec, slot, op.head, dim, of_scales)
     return offset(ops.field(op.cache, names[0]), in_units(dtype, index), gep_type(dtype))
 
 
@@ -187,7 +193,7 @@ def read(op: Any, options: Options, of_scales: bool = False) -> ir.Value:
     result = op.operation.results[0].type
     lanes = verify.element_and_width(result)[1]
     if spec.packed and not of_scales and op.operation.name == "kv.load":
-        lanes = layout.cdiv(lanes, spec.dtype.per_unit)
+        lanes = units_read(spec.dtype, lanes)
     stored = types.value_type(dtype, lanes)
     if isinstance(result, ir.VectorType) and lanes == 1:
         stored = ir.VectorType.get([1], types.element_type(dtype))
@@ -208,27 +214,41 @@ def unpacked(bytes_: ir.Value, result: ir.Type, dim: ir.Value) -> ir.Value:
     return vector.interleave(low, high)
 
 
-def numbers(codes: ir.Value, dtype: dtypes.DType) -> ir.Value:
+def numbers(indices: ir.Value, dtype: dtypes.DType) -> ir.Value:
     """What 4-bit elements, given as bytes, stand for before zeros and scales; u4 stay bytes."""
     if dtype is dtypes.u4:
-        return codes
+        return indices
     if dtype is not dtypes.f4e2m1:
-        return looked_up(codes, dtype.table)
-    # The exponent and mantissa in the low places of those of an f16 are the number times 2^-14.
-    i16, f32 = _like(codes, ir.IntegerType.get_signless(16)), _like(codes, ir.F32Type.get())
-    wide = arith.extui(i16, codes)
-    size = arith.shli(arith.andi(wide, _splat(i16, 7)), _splat(i16, 9))
-    sign = arith.shli(arith.andi(wide, _splat(i16, 8)), _splat(i16, 12))
-    half = arith.bitcast(_like(codes, ir.F16Type.get()), arith.ori(size, sign))
-    return arith.mulf(arith.extf(f32, half), _splat(f32, 2.0**14))
+        return looked_up(indices, dtype.table)
+    # The exponent and mantissa in the low places of those of an f16, which is the number times 2^-14.
+    i16, wide = _like(indices, ir.IntegerType.get_signless(16)), _like(indices, ir.F32Type.get())
+    words = arith.extui(i16, indices)
+    size = arith.shli(arith.andi(words, _splat(i16, 7)), _splat(i16, 9))
+    sign = arith.shli(arith.andi(words, _splat(i16, 8)), _splat(i16, 12))
+    half = arith.bitcast(_like(indices, ir.F16Type.get()), arith.ori(size, sign))
+    return arith.mulf(arith.extf(wide, half), _splat(wide, 2.0**14))
 
 
-def looked_up(codes: ir.Value, table: Sequence[float]) -> ir.Value:
-    """The f32 numbers of a table of 16 by their codes, given as bytes: by a tree of selections."""
-    i8, f32 = codes.type, _like(codes, ir.F32Type.get())
-    found = [_splat(f32, x) for x in table]
+def decoded(bytes_: ir.Value, result: ir.Type, dim: ir.Value, dtype: dtypes.DType) -> ir.Value:
+    """The f32 numbers of a user's own elements, from the bytes of whole eights of them."""
+    data, decode, lanes = Vector(bytes_, u8, ir.VectorType(bytes_.type).shape[0]), codes.of(dtype.code).decoded, []
+    for first in range(0, data.lanes, dtype.bits):
+        lanes.extend(decode(data[first : first + dtype.bits]))
+    width = verify.element_and_width(result)[1]
+    if width < CODED:  # the part that begins at the element, which is a multiple of the width
+        part = Value((Ix(dim) % CODED).value, i32_of_kernels)
+        for first in range(width, CODED, width):
+            lanes[:width] = [where(part == first, lanes[first + i], lanes[i]) for i in range(width)]
+    found = from_lanes(lanes[:width], f32)
+    return found.ir if isinstance(result, ir.VectorType) else lanes[0].ir
+
+
+def looked_up(indices: ir.Value, table: Sequence[float]) -> ir.Value:
+    """The f32 numbers of a table of 16 by their indices, given as bytes: by a tree of selections."""
+    i8, wide = indices.type, _like(indices, ir.F32Type.get())
+    found = [_splat(wide, x) for x in table]
     for bit in range(4):
-        is_set = arith.cmpi(arith.CmpIPredicate.ne, arith.andi(codes, _splat(i8, 1 << bit)), _splat(i8, 0))
+        is_set = arith.cmpi(arith.CmpIPredicate.ne, arith.andi(indices, _splat(i8, 1 << bit)), _splat(i8, 0))
         found = [arith.select(is_set, found[i + 1], found[i]) for i in range(0, len(found), 2)]
     return found[0]
 
@@ -265,7 +285,11 @@ def lower_load(op: Any, options: Options) -> ir.Value:
         types.value_type(spec.scale_dtype, count),
     )
     scale, zero = (vector.extract(scale, [], [i]) for i in range(count)) if spec.zero else (scale, None)
-    if spec.packed:
+    if spec.dtype.code:
+        if spec.dtype.code not in codes.registered:
+            fail(op, f"needs the functions of the code {spec.dtype.code!r}: import the module that makes it (kv.Code)")
+        value = decoded(value, result, op.dim, spec.dtype)
+    elif spec.packed:
         value = numbers(unpacked(value, result, op.dim), spec.dtype)
     return scaled(value, scale, result, zero)
 

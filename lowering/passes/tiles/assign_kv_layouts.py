@@ -20,10 +20,14 @@ mma.sync.
 5. *8-bit A.* If only operand A takes an 8-bit tile, and columns are not divided, the tile stays 8-bit in shared memory.
    Threads convert it as they load their fragments (``kv.tile_fragments``), and its scales multiply the product.
 
+6. *Computed operands.* B is copied to shared memory if it is computed (``kv.tile_share``), and so is A if it is
+   transposed: the instruction then reads it by columns. Rows that both products and arithmetic read are loaded to
+   shared memory, and read back to registers before each use by arithmetic (``kv.tile_unshare``).
+
 A vector with an element per row has the layout ``rows(wgmma)``, one with an element per column ``columns(wgmma:8)``
 (or the same of ``mma``), and the vector that fills a lookup table is ``spread`` over the threads of a warpgroup. A
-vector that is used along both dimensions is computed once for each. Tiles of row indices and masks get no layout: they
-are evaluated per element where rows are loaded or stored.
+vector that is used along both dimensions is computed once for each, or converted if it is a reduction or a running sum.
+Tiles of row indices and masks get no layout: they are evaluated per element where rows are loaded or stored.
 
 Before:  %s = "kv.dot"(%q, %k) : (tensor<128x128xbf16>, tensor<128x128xbf16>) -> tensor<128x128xf32>
 After:   %s = "kv.dot"(%q, %k) : (tensor<..., "shared">, tensor<..., "shared">) -> tensor<128x128xf32, "wgmma">
@@ -39,6 +43,7 @@ from mlir.dialects import arith
 
 from kvarn.dialect import types
 from kvarn.dialect.ops.fragments import tile_fragments, tile_scales
+from kvarn.dialect.ops.lines import SCANNED, convert_layout
 from kvarn.dialect.ops.sharing import SHAREABLE, TileShareOp, atom_columns, tile_unshare
 from kvarn.dialect.ops.tile import (
     COLUMN_STEP,
@@ -52,7 +57,7 @@ from kvarn.dialect.ops.tile import (
 from kvarn.dialect.tile_layout import GROUP_WARPS, WARP_ROWS
 from kvarn.lowering.pass_base import fail, kv_pass
 from kvarn.lowering.remarks import remark
-from kvarn.lowering.rewrite import defining_op, enclosing, ops_named, walk
+from kvarn.lowering.rewrite import defining_op, enclosing, is_inside, ops_named, walk
 from kvarn.lowering.schedules.limits import MOST_HELD, why_not_by_mma
 from kvarn.lowering.target import by_name
 from kvarn.lowering.tiles import fragments
@@ -82,6 +87,7 @@ CONCATENATE, FRAGMENTS, TRANSPOSE = "kv.tile_concatenate", "kv.tile_fragments", 
 ALONE = 2  # instead of a dimension: the vector that fills a table runs along neither rows nor columns
 ROW_STEP, MOST_SWAPPED = 8, 256  # of query rows: with swapped operands they are the columns of an instruction
 _READ_SHARED = ("kv.dot", TRANSPOSE, FRAGMENTS, "kv.tile_terms", "kv.tile_columns")
+_REDUCED = ("kv.tile_reduce", "kv.tile_scan")  # whose vectors are not cheap to compute twice
 _LEAVES = ("kv.tile_index", "tensor.splat", "arith.constant")
 
 
@@ -253,6 +259,8 @@ class Dimensions:
             return _along(op)
         if op.name in ("kv.tile_store_rows", "kv.tile_windows"):
             return 0
+        if op.name == "kv.tile_scan":
+            return self.asked.get(op.results[0])
         if op.name == "kv.table_store":
             return ALONE
         if op.name == "kv.tile_scatter" or (_is_cheap(op) and op.results[0] not in self.asked):
@@ -289,17 +297,30 @@ def separate_vectors(function: ir.Operation) -> None:
     """Clone vectors that are used along both dimensions, together with their operands, so that each has one.
 
     The walk visits users before definitions: a cloned user then needs one dimension of its operands. The clone is
-    inserted right after the original, so that a cloned gather reads the same memory state.
+    inserted right after the original, so that a cloned gather reads the same memory state. Reductions and running sums
+    are not cheap: their results are converted (``kv.convert_layout``).
     """
     dimensions = Dimensions(function)
     for op in reversed(walk(function)[1:]):
-        if not _is_cheap(op):
+        kept = op.name in _REDUCED and rank(op.results[0]) == 1 and str(element(op.results[0])) in SCANNED
+        if not _is_cheap(op) and not kept:
             continue
         asked: dict[int, list[ir.OpOperand]] = {}
         for use in op.results[0].uses:
             dimension = dimensions.of_use(use.owner.operation, use.operand_number)
             if dimension is not None:
                 asked.setdefault(dimension, []).append(use)
+        if kept:
+            fixed = dimensions.fixed(op.results[0])
+            own = min(asked, default=None) if fixed is None else fixed
+            if own is not None:
+                dimensions.asked[op.results[0]] = own
+            for dimension in asked.keys() - {own}:
+                with ir.InsertionPoint.after(op), op.location:
+                    value = convert_layout(op.results[0])
+                for use in asked[dimension]:
+                    use.owner.operands[use.operand_number] = value
+            continue
         for number, dimension in enumerate(sorted(asked)):
             value = op.results[0]
             if number:
@@ -359,6 +380,8 @@ def vectors_of(function: ir.Operation, accumulators: Accumulators) -> Vectors:
         elif op.name == "kv.tile_weights":
             for rows in op.operands[1:]:
                 found.run_along(op, rows, 0)
+        elif op.name == "kv.tile_scan" and rank(op.results[0]) == 1:
+            found.join(op, [op.results[0], op.operands[0]])
         elif op.name in ("kv.tile_gather", "kv.tile_scatter"):
             found.join(op, [v for v in (*op.operands, *op.results) if rank(v) == 1] or [op.operands[0]])
         elif is_elementwise(op) and rank(op.results[0]) == 1:
@@ -366,11 +389,20 @@ def vectors_of(function: ir.Operation, accumulators: Accumulators) -> Vectors:
     return found
 
 
+def outside_loops(op: ir.Operation, value: ir.Value) -> ir.Operation:
+    """The outermost loop around an operation in which a value does not change, or the operation itself."""
+    owner = value.owner
+    maker = (owner.owner if isinstance(owner, ir.Block) else owner).operation
+    while (loop := enclosing(op, "scf.for")) is not None and not is_inside(maker, loop):
+        op = loop
+    return op
+
+
 def place_operands(function: ir.Operation, accumulators: Accumulators) -> dict[ir.Value, str]:
     """The shared-memory layouts of the operands that products read from shared memory.
 
     Where warps divide columns, or operands are swapped, every warp reads all of A: a computed A is then copied to
-    shared memory (``kv.tile_share``).
+    shared memory (``kv.tile_share``), before the loops that do not change it.
     """
     shared: dict[ir.Value, str] = {}
     for op in ops_named(function, "kv.dot"):
@@ -402,7 +434,9 @@ def place_operands(function: ir.Operation, accumulators: Accumulators) -> dict[i
         whole = accumulators.across > 1 or swapped  # every warp reads all of A
         if by_wgmma or whole or not _held(a, accumulators.warps):
             shared.update(dict.fromkeys(loaded(a) or (), SHARED))
-        if (whole or str(element(a)) == "i8") and loaded(a) is None:
+        # What a loop does not change would take registers of every iteration.
+        unchanged = by_wgmma and element(a).width == 16 and outside_loops(op, a) != op
+        if (whole or unchanged or str(element(a)) == "i8") and loaded(a) is None:
             shared[share(op, 0)] = SHARED
     place_rows(function, shared, accumulators)
     return shared
@@ -425,13 +459,17 @@ def _copied_as_one(op: ir.Operation) -> bool:
 
 
 def share(op: ir.Operation, number: int) -> ir.Value:
-    """Copy a computed operand of an op to shared memory, once for all products of its block that read it."""
+    """Copy a computed operand of an op to shared memory, before the loops that do not change it.
+
+    It is copied once for all products of a block that read it.
+    """
     value = op.operands[number]
-    maker = next((user for user in users(value) if user.name == "kv.tile_share" and user.block == op.block), None)
+    place = outside_loops(op, value)
+    maker = next((user for user in users(value) if user.name == "kv.tile_share" and user.block == place.block), None)
     if maker is not None:
         op.operands[number] = maker.results[0]
         return maker.results[0]
-    with ir.InsertionPoint(op), op.location:
+    with ir.InsertionPoint(place), op.location:
         made = TileShareOp(value, tile_type(shape(value), element(value), SHARED)).operation.results[0]
     op.operands[number] = made
     return made
@@ -698,6 +736,8 @@ def run(module: ir.Module, options: Options) -> None:
                 if problem is not None and maker is not None:
                     extents = " x ".join(map(str, shape(value)))
                     instead = ": load these rows by themselves" if maker.name == "kv.tile_slice" else ""
+                    if instead and swapped:
+                        instead = ", which are the tile's columns: of products with so few rows slice by as many"
                     fail(maker, f"makes a tile of {extents} that the kernel's warps cannot share: {problem}{instead}")
             elif rank(value) == 1:
                 set_layout(value, vectors.layout(value))

@@ -16,6 +16,7 @@ After:   scf.while (%t = %block, %use = 0) { scf.condition %t < %n }
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from mlir import ir
@@ -24,8 +25,8 @@ from mlir.dialects import arith, scf
 from kvarn.dialect.ops import staging
 from kvarn.lowering.index import const
 from kvarn.lowering.pass_base import kv_pass
-from kvarn.lowering.rewrite import defining_op, enclosing, ops_named
-from kvarn.lowering.tiles.ir import producers_of, schedule_of, tiled
+from kvarn.lowering.rewrite import defining_op, enclosing, is_inside, ops_named
+from kvarn.lowering.tiles.ir import producers_of, schedule_of, tiled, users
 
 from .specialize_kv_warps import ROLES
 
@@ -78,14 +79,37 @@ def fetch_if(condition: ir.Value, queue: ir.Value, use: ir.Value, count: ir.Valu
         scf.yield_([])
 
 
-def take(loop: ir.Operation, taken: ir.Operation, queue: ir.Value, fetches: bool) -> None:
+def division_of(loop: ir.Operation, taken: ir.Operation) -> list[ir.Value] | None:
+    """(the block's first item, the end, the distance of its items) of a loop over work items; None if it has no such.
+
+    The iteration is the loop's variable, or ``first + i * step`` of a variable i that counts from 0.
+    """
+    variable, iteration = loop.regions[0].blocks[0].arguments[0], taken.operands[1]
+    if iteration == variable:
+        return list(loop.operands)[:3]
+    made = defining_op(iteration)
+    if made is None or made.name != "arith.addi" or len(users(variable)) != 1:
+        return None
+    for first, distance in (made.operands, list(made.operands)[::-1]):
+        scaled = defining_op(distance)
+        if scaled is None or scaled.name != "arith.muli" or variable not in list(scaled.operands):
+            continue
+        (step,) = (x for x in scaled.operands if x != variable)
+        bounds = [first, taken.operands[2], step]
+        if not any((op := defining_op(x)) is not None and is_inside(op, loop) for x in bounds):
+            return bounds
+    return None
+
+
+def take(loop: ir.Operation, taken: ir.Operation, queue: ir.Value, fetches: bool, division: Sequence[ir.Value]) -> None:
     """Replace a role's loop by one that takes work items from the queue.
 
     The queue's numbers start at the number of blocks, since each block has an item without it. If blocks have none, all
     numbers are larger by the number of blocks than those of the items.
     """
     block, late = loop.regions[0].blocks[0], "late" in taken.attributes
-    lower, upper, step = list(loop.operands)[:3]
+    lower, upper, step = division
+    iteration = taken.operands[1]
     inits = list(loop.operands)[3:]
     types = [lower.type, lower.type, *(v.type for v in inits)]
     with ir.InsertionPoint(loop), loop.location:
@@ -117,6 +141,8 @@ def take(loop: ir.Operation, taken: ir.Operation, queue: ir.Value, fetches: bool
             scf.yield_([following, arith.addi(use, const(1)), *ops[-1].operands])
         ops[-1].erase()
     taken.results[0].replace_all_uses_with(item)
+    if defining_op(iteration) is not None:  # computed from a variable that is the item now
+        iteration.replace_all_uses_with(item)
     taken.erase()
     for old, new in zip(loop.results, list(made.results)[2:], strict=True):
         old.replace_all_uses_with(new)
@@ -131,12 +157,13 @@ def run(module: ir.Module, options: Any) -> None:
         if not loops or any(loop is None or op.block != loop.regions[0].blocks[0] for loop, op in loops):
             continue
         roles = [role_of(loop) for loop, _ in loops]
-        if "" in roles or not FETCHERS.intersection(roles):
+        divisions = [division_of(loop, op) for loop, op in loops if loop is not None]
+        if "" in roles or not FETCHERS.intersection(roles) or None in divisions:
             continue
         schedule = schedule_of(function)
         consumers, producers = schedule.get("consumers", 2), producers_of(schedule)
         with ir.InsertionPoint.at_block_begin(function.regions[0].blocks[0]), function.location:
             readers = sum(warps_of(role, consumers, producers) for role in roles)
             queue = staging.make_queue(taken[0].operands[0], readers)
-        for (loop, op), role in zip(loops, roles, strict=True):
-            take(loop, op, queue, role in FETCHERS)
+        for (loop, op), role, division in zip(loops, roles, divisions, strict=True):
+            take(loop, op, queue, role in FETCHERS, division)

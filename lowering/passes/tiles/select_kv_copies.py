@@ -51,6 +51,7 @@ from kvarn.lowering.rewrite import defining_op, enclosing, ops_named
 from kvarn.lowering.target import Target, by_name
 from kvarn.lowering.tiles.copies import by_pages, copy_of, of_pool, why_not_by_rows, why_not_staged
 from kvarn.lowering.tiles.ir import (
+    SWAPPED,
     SWIZZLE,
     WARPGROUP,
     WGMMA,
@@ -347,8 +348,9 @@ def stage_rows(load: ir.Operation, function: ir.Operation, stages: int, query_st
 def copy_of_rows(buffer: ir.Value, n: ir.Value, load: Any) -> ir.Operation:
     """The copy of a load's rows to the stage of use ``n``."""
     copy = staging.CopyRowsStartOp(buffer, n, load.buffer, load.mask, list(load.indices)).operation
-    if "stored" in load.operation.attributes:
-        copy.attributes["stored"] = load.operation.attributes["stored"]
+    for name in ("stored", "first_column"):
+        if name in load.operation.attributes:
+            copy.attributes[name] = load.operation.attributes[name]
     return copy
 
 
@@ -458,7 +460,7 @@ def run(module: ir.Module, options: Options) -> None:
         for load in ops_named(function, "kv.tile_load"):
             if layout_of(load.result.type) in IN_SHARED:
                 stage(load, function, stages, by_name(options.target), taken)
-        if schedule.get("parts", 1) > 1:
+        if schedule.get("parts", 1) > 1 and not schedule.get(SWAPPED):  # else the tile is the instruction's A
             part_columns(function, schedule["parts"])
         for load in ops_named(function, "kv.tile_load_rows") if schedule.get("producer") else ():
             loop = enclosing(load, "scf.for")

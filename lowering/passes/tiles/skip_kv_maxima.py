@@ -130,11 +130,16 @@ def softmax_of(select: ir.Operation) -> Softmax | str | None:
     ops = [op.operation for op in select.block.operations]
     factor = next((op for op in ops if _is_factor(op, kept, select.result)), None)
     after, reached, waited = [select], {select}, False
+    behind = set[ir.Operation]()  # products of weights, and what depends on them
     for op in ops[ops.index(select) + 1 :]:
         waited = waited or op.name == "kv.dot_wait"
+        makers = [defining_op(v) for v in op.operands]
+        if any(maker in behind or (op.name in _ENDS and maker in reached) for maker in makers):
+            behind.add(op)
+            continue
         if op.name in _ENDS or op.regions or _spreads(op, factor) or (waited and op.name == "kv.tile_ready"):
             continue
-        if any(defining_op(v) in reached for v in op.operands):
+        if any(maker in reached for maker in makers):
             if waited:
                 return "weights are converted behind a wait for products"
             reached.add(op)

@@ -13,11 +13,11 @@ from typing import Any
 import numpy as np
 
 from kvarn.dialect import dtypes, layout, page_orders
-from kvarn.dialect.dtypes import DType
+from kvarn.dialect.dtypes import CODED, DType
 from kvarn.dialect.layout import FA3, CacheSpec
 from kvarn.runtime.buffers import strided_array
 
-from .numerics import default_load_dtype, dequantize, numbers, saturating_cast
+from .numerics import default_load_dtype, dequantize, numbers, saturating_cast, uncoded
 from .rows import PagedRowIndices
 
 OOB = ("drop", "trap", "unchecked")
@@ -61,7 +61,7 @@ class HostModel:
         if which == "elements":
             page = spec.page_span if spec.paged else at["capacity"] * spec.token_stride
             span = (at["num_blocks"] - 1) * at["stride0"] + page
-            units = span // spec.dtype.per_unit
+            units = spec.dtype.units(span)
             return strided_array(at["base"], (units,), (1,), spec.dtype.unit, self.readonly, self._keep)
         if which == "scales":
             assert spec.scale_dtype is not None
@@ -114,14 +114,16 @@ class HostModel:
         self, b: Any, h: Any, t: Any, d: Any, width: int, what: str, clamp: bool
     ) -> tuple[np.ndarray, np.ndarray]:
         """The same of ``width`` units of memory from element d on: of elements, or of bytes that elements share."""
-        count = self.spec.dtype.per_unit
-        if count == 1:
+        dtype = self.spec.dtype
+        if not dtype.packed:
             return self._element_offsets(b, h, t, d, width, what, clamp)
-        lanes = self._lanes(width, what, self.spec.head_size // count)
-        if (integers(d, "d", what) % count).any():
-            raise ValueError(f"{type(self).__name__}.{what}: d must be even, where a byte begins, got {d}")
-        offsets, page = self._offsets_of(b, h, t, d, width * count, np.zeros(1, np.int64), what, clamp)
-        return offsets // count + lanes, page
+        lanes = self._lanes(width, what, self.spec.stored_size)
+        if (integers(d, "d", what) % dtype.step).any():
+            must = "even" if dtype.step == 2 else f"a multiple of {dtype.step}"
+            raise ValueError(f"{type(self).__name__}.{what}: d must be {must}, where a byte begins, got {d}")
+        read = -(-width // dtype.step_units) * dtype.step  # elements
+        offsets, page = self._offsets_of(b, h, t, d, read, np.zeros(1, np.int64), what, clamp)
+        return dtype.units(offsets) + lanes, page
 
     def _offsets_of(
         self, b: Any, h: Any, t: Any, d: Any, width: int, lanes: np.ndarray, what: str, clamp: bool
@@ -204,7 +206,6 @@ class HostModel:
             )
         scale_at, _ = self._scale_offsets(b, h, t, d, spec.granule_scales, "load", clamp=True)
         scale = self._array("scales", "load")[scale_at]
-        stored = numbers(stored, spec.dtype) if spec.packed else stored
         zero = scale[..., 1:] if spec.zero else None
         return squeeze(dequantize(stored, scale[..., :1], target, zero), width)
 
@@ -390,11 +391,11 @@ class HostModel:
             raise IndexError(f"{type(self).__name__}.{what}: t + tile must be at most {self._slots(b)}, got {t + tile}")
         offsets, page = self._unit_offsets(b, h, t, d, 1, what, clamp=False)
         self._exists(page, what)
-        flat, count = self._array("elements", what), self.spec.dtype.per_unit
+        flat, units = self._array("elements", what), self.spec.dtype.units
         return np.lib.stride_tricks.as_strided(
             flat[int(offsets.flat[0]) :],
-            (tile, (self.spec.head_size - d) // count),
-            (self.spec.token_stride // count * flat.itemsize, flat.itemsize),
+            (tile, units(self.spec.head_size - d)),
+            (units(self.spec.token_stride) * flat.itemsize, flat.itemsize),
             writeable=not self.readonly,
         )
 
@@ -466,11 +467,14 @@ def in_range(value: np.ndarray, extent: Any, name: str, what: str) -> None:
 
 
 def elements_at(flat: np.ndarray, offsets: np.ndarray, spec: CacheSpec) -> np.ndarray:
-    """The stored elements at offsets, which count elements; 4-bit ones as uint8."""
-    count = spec.dtype.per_unit
-    if count == 1:
+    """The stored elements at offsets, which count elements; of packed ones the numbers that they stand for, f32."""
+    dtype = spec.dtype
+    if not dtype.packed:
         return flat[offsets]
-    return flat[offsets // count] >> (offsets % count * spec.dtype.bits).astype(np.uint8) & np.uint8(15)
+    if dtype.code:
+        eights = flat[(offsets // CODED * dtype.bits)[..., None] + np.arange(dtype.bits)]
+        return np.take_along_axis(uncoded(eights, dtype), (offsets % CODED)[..., None], -1)[..., 0]
+    return numbers(flat[offsets // 2] >> (offsets % 2 * 4).astype(np.uint8) & np.uint8(15), dtype)
 
 
 def squeeze(values: np.ndarray, width: int) -> Any:

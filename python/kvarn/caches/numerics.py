@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from kvarn.dialect import dtypes
-from kvarn.dialect.dtypes import DType
-from kvarn.dialect.records import MOST_ZERO, Record, problems
+from kvarn.dialect import codes, dtypes
+from kvarn.dialect.dtypes import CODED, DType
+from kvarn.dialect.records import MOST_VALUE, Record, problems
 
 
 def saturating_cast(values: Any, dtype: DType) -> np.ndarray:
@@ -70,9 +70,9 @@ def encode(record: Record, values: Any) -> tuple[np.ndarray, np.ndarray]:
     values over the scale, rounded to nearest: ties to even, of a codebook to the greater number.
 
     With zeros, a group's scale is a fifteenth of the distance from its least value to its greatest, but at least 2^-15
-    of the least one's magnitude, rounded to the type of the scales and at most its largest number; a scale of zero
-    becomes one. Its zero is the least value, at most 2^15 in magnitude, over the scale, rounded. Elements are values
-    over the scale less the zero, rounded to even. All divisions are products with the inverse of the scale as f32.
+    of the least one's magnitude, rounded to the type of the scales; both are at most 2^15 in magnitude. A scale of zero
+    becomes one. Its zero is the least value over the scale, rounded. Elements are values over the scale less the zero,
+    rounded to even. All divisions are products with the inverse of the scale as f32.
 
     Parameters
     ----------
@@ -97,22 +97,24 @@ def encode(record: Record, values: Any) -> tuple[np.ndarray, np.ndarray]:
     else:
         scales = rounded_scale(record, np.abs(x).max(-1) / np.float32(record.elements.largest))
         divisor = scales.astype(np.float32)[..., None]
-        elements = rounded(x / np.where(divisor == 0, np.float32(1), divisor), record.elements)
+        x = x / np.where(divisor == 0, np.float32(1), divisor)
+        elements = x if record.elements.code else rounded(x, record.elements)
     count = record.groups(shape[-1])
     elements = elements.reshape(*shape[:-1], count * record.group)[..., : shape[-1]]
-    return packed(elements) if record.packed else elements, scales.reshape(*shape[:-1], count * record.group_scales)
+    if record.packed:
+        elements = coded(elements, record.elements) if record.elements.code else packed(elements)
+    return elements, scales.reshape(*shape[:-1], count * record.group_scales)
 
 
 def _with_zeros(record: Record, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The elements [..., groups, group] of a record with zeros, and (scale, zero) per group."""
     of_scale = record.scale
     assert of_scale is not None
-    most, last = np.float32(of_scale.largest), np.float32(record.elements.largest)
-    least, f32 = x.min(-1), np.float32
+    last, f32 = np.float32(record.elements.largest), np.float32
+    least, greatest = (np.clip(x, f32(-MOST_VALUE), f32(MOST_VALUE)) for x in (x.min(-1), x.max(-1)))
     with np.errstate(under="ignore", over="ignore"):
-        least = np.clip(least, f32(-MOST_ZERO), f32(MOST_ZERO))
-        scale = np.maximum((x.max(-1) - least) * (f32(1) / last), np.abs(least) * f32(2.0**-15))
-        scale = np.minimum(scale, most).astype(of_scale.numpy).astype(f32)
+        scale = np.maximum((greatest - least) * (f32(1) / last), np.abs(least) * f32(2.0**-15))
+        scale = scale.astype(of_scale.numpy).astype(f32)
         inverse = f32(1) / np.where(scale == 0, f32(1), scale)
         zero = (least * inverse).astype(of_scale.numpy).astype(f32)
     steps = x.astype(np.float64) * inverse[..., None] - zero[..., None]  # one rounding, as that of a fused product
@@ -123,7 +125,12 @@ def _with_zeros(record: Record, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def decode(record: Record, row: np.ndarray, scales: np.ndarray) -> np.ndarray:
     """The values, f32 [..., D], of a row and scales as :func:`encode` gives them, with no rotation left."""
-    elements = numbers(unpacked(row), record.elements) if record.packed else row
+    elements = row
+    if record.elements.code:
+        eights = row.reshape(*row.shape[:-1], row.shape[-1] // record.elements.bits, record.elements.bits)
+        elements = uncoded(eights, record.elements).reshape(*row.shape[:-1], CODED * eights.shape[-2])
+    elif record.packed:
+        elements = numbers(unpacked(row), record.elements)
     size, count = elements.shape[-1], record.group_scales
     x = grouped(elements, record.group)
     pairs = scales.reshape(*x.shape[:-1], count)
@@ -148,19 +155,32 @@ def rounded_scale(record: Record, scale: np.ndarray) -> np.ndarray:
         with np.errstate(divide="ignore"):
             exponent = np.clip(np.ceil(np.log2(scale.astype(np.float64))), -127, 127)
         return np.where(scale == 0, 1.0, np.exp2(exponent)).astype(of.numpy)
+    if record.packed and of is dtypes.f16:
+        scale = np.minimum(scale, np.float32(of.largest))
     stored = saturating_cast(np.where(scale == 0, 0 if record.keeps_zero_scales else 1, scale), of)
     return stored if record.keeps_zero_scales else np.where(stored == 0, np.ones((), of.numpy), stored)
 
 
 def rounded(x: np.ndarray, dtype: DType) -> np.ndarray:
     """f32 numbers as elements of a record without zeros; 4-bit ones as uint8."""
-    if dtype.per_unit == 1:
+    if not dtype.packed:
         return saturating_cast(x, dtype)
     bounds, signed = dtypes.bounds(dtype)
     code = np.zeros(x.shape, np.uint8)
     for bound in bounds:
         code += (np.abs(x) if signed else x) >= np.float32(bound)
     return code | np.signbit(x).astype(np.uint8) << 3 if signed else code
+
+
+def coded(x: np.ndarray, dtype: DType) -> np.ndarray:
+    """f32 numbers [..., D], already divided by scales, as the bytes of a user's own elements."""
+    found = codes.of(dtype.code).to_bytes(x.reshape(*x.shape[:-1], x.shape[-1] // CODED, CODED))
+    return found.reshape(*x.shape[:-1], dtype.units(x.shape[-1]))
+
+
+def uncoded(eights: np.ndarray, dtype: DType) -> np.ndarray:
+    """The numbers [..., 8] that the bytes [..., bits] of eight of a user's own elements stand for."""
+    return codes.of(dtype.code).to_numbers(eights)
 
 
 def numbers(elements: np.ndarray, dtype: DType) -> np.ndarray:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvarn.dialect import layout, records
+from kvarn.dialect.dtypes import DType
 from kvarn.dialect.layout import CONTINUOUS, FA3, PAGED, CacheSpec
 from kvarn.dialect.members import CacheMembers
 from kvarn.dialect.records import Record
@@ -160,10 +161,11 @@ def pool_of(
     data, strides = checks.pool(blocks, "blocks", names, outer)
     if of is not None:
         granularity = _of_record(data, scales, granularity, of)
-    dtype, count = (data.dtype, 1) if of is None else (of.elements, of.elements.per_unit)
-    strides = tuple(s * count for s in strides)
+    dtype = data.dtype if of is None else of.elements
+    _whole_steps(dtype, data, strides)
+    strides = tuple(dtype.elements(s) for s in strides)
     shape, pages = data.shape, dims.index("N")
-    slots, heads, size = *shape[-3:-1], shape[-1] * count
+    slots, heads, size = *shape[-3:-1], dtype.elements(shape[-1])
     at = {"stride0": strides[pages], "num_blocks": shape[pages], "capacity": slots}
     half, layer = dims.find("2"), dims.find("L")
     if half < 0:
@@ -197,10 +199,19 @@ def pool_of(
     return spec, views, at
 
 
+def _whole_steps(dtype: DType, data: BufferView, strides: tuple[int, ...]) -> None:
+    """Check that heads and strides of a buffer are whole elements."""
+    if any(n % dtype.step_units for n in (data.shape[-1], *strides[:-1])):
+        raise ValueError(
+            f"rows and strides of {dtype.name} must be multiples of {dtype.step_units} bytes, {dtype.step} elements, "
+            f"got rows of {data.shape[-1]} and strides {tuple(strides[:-1])}"
+        )
+
+
 def _of_record(data: BufferView, scales: Any, granularity: int, record: Record) -> int:
     """The elements per scale of a record, if the buffers are those of one."""
     if data.dtype != record.elements.unit:
-        what = "bytes of two elements each" if record.packed else "its elements"
+        what = "bytes that elements share" if record.packed else "its elements"
         raise ValueError(f"blocks of {record} must be {record.elements.unit.foreign}, {what}, got {data.dtype.name}")
     if (scales is not None) != record.quantized:
         needs = "needs its scales" if record.quantized else "has no scales"

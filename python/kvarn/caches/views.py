@@ -93,9 +93,9 @@ class KVCache(PoolMembers, HostModel, TmaTiles, NoCopies):
         if self.spec.kind in page_orders.added:
             shape, strides = (self._at["num_blocks"], self.spec.page_span), (self._at["stride0"], 1)
             return self._part("base", shape, strides, self.spec.dtype, self.readonly)
-        shape, strides, count = self.blocks_shape, self.blocks_strides, self.spec.dtype.per_unit
-        if count > 1:  # bytes that elements share
-            shape, strides = (*shape[:3], shape[3] // count), (*(s // count for s in strides[:3]), 1)
+        shape, strides, units = self.blocks_shape, self.blocks_strides, self.spec.dtype.units
+        if self.spec.packed:  # bytes that elements share
+            shape, strides = (*shape[:3], units(shape[3])), (*(units(s) for s in strides[:3]), 1)
         return self._part("base", shape, strides, self.spec.dtype.unit, self.readonly)
 
     @property

@@ -128,6 +128,12 @@ class KernelFunction:
             if p.kind in (p.VAR_POSITIONAL, p.VAR_KEYWORD):
                 raise self._error(UnsupportedError, f"a kernel has no parameters like *{p.name}: name each of them")
 
+    def with_options(self, **options: Any) -> KernelFunction:
+        """The same function as a kernel with other options of ``@kv.kernel``; those that are not given stay."""
+        changed = {**self.options, **options}
+        _option_problems(changed)
+        return KernelFunction(self.function, changed, self._names)
+
     def __repr__(self) -> str:
         return f"<kernel {self.name}({', '.join(p.name for p in self.parameters)})>"
 

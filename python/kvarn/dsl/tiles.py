@@ -85,16 +85,16 @@ class Tile(Numeric):
             return self
         return Tile(ops.tile_slice(self.ir, row, column, rows, columns), self.dtype, (rows, columns), self.bounds)
 
-    def max(self, axis: int) -> Tile:
-        """The maximum of every row (axis 1) or column (axis 0)."""
+    def max(self, axis: int | None = None) -> Any:
+        """The maximum of every row (axis 1) or column (axis 0); of a vector, a scalar."""
         return self._reduce("max", axis)
 
-    def min(self, axis: int) -> Tile:
-        """The minimum of every row (axis 1) or column (axis 0)."""
+    def min(self, axis: int | None = None) -> Any:
+        """The minimum of every row (axis 1) or column (axis 0); of a vector, a scalar."""
         return self._reduce("min", axis)
 
-    def sum(self, axis: int) -> Tile:
-        """The sum of every row (axis 1) or column (axis 0), in unspecified order."""
+    def sum(self, axis: int | None = None) -> Any:
+        """The sum of every row (axis 1) or column (axis 0), in unspecified order; of a vector, a scalar."""
         return self._reduce("add", axis)
 
     def any(self, axis: int) -> Tile:
@@ -118,9 +118,13 @@ class Tile(Numeric):
             raise TypeError(f"running sums are of f32 or i32, got {describe(self)}: convert it, as in kv.f32(x)")
         return Tile(ops.tile_scan(self.ir, kind, axis), self.dtype, self.shape)
 
-    def _reduce(self, kind: str, axis: int) -> Tile:
+    def _reduce(self, kind: str, axis: int | None) -> Any:
+        if len(self.shape) == 1 and axis in (None, 0) and self.dtype in (f32, i32):
+            return Value(ops.tile_total(self.ir, kind), self.dtype)
         if len(self.shape) != 2 or 1 in self.shape or axis not in (0, 1):
-            raise TypeError(f"reductions take a matrix and axis 0 or 1, got {describe(self)} and {axis!r}")
+            raise TypeError(
+                f"reductions take a matrix and axis 0 or 1, or a vector of f32 or i32, got {describe(self)}, {axis!r}"
+            )
         bounds = self.bounds
         if kind == "add" and not self.dtype.is_float:
             bounds = intervals.wrapped(*(x * self.shape[axis] for x in bounds), self.dtype)

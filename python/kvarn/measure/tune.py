@@ -23,12 +23,14 @@ from typing import Any
 from kvarn import pipelines
 from kvarn.dialect import dtypes, layout
 from kvarn.env import env
+from kvarn.files import run_file
 from kvarn.lowering.kernels.attention import case as attention_common
 from kvarn.lowering.schedules import decode as decode_schedule, tuned
 from kvarn.lowering.target import Target, by_name
 from kvarn.ops import reads
-from kvarn.tools.pass_options import add_pass_options, given_path, passes_of
+from kvarn.tools.pass_options import add_pass_options, given_name, given_path, passes_of
 
+from . import autotune
 from .arrays import Arrays, arrays
 from .attention_problem import TOLERANCE, DecodeProblem
 from .spaces import DecodeSpace, Schedule, Space, TileSpace, known
@@ -262,13 +264,30 @@ def run(
     return outcomes
 
 
+def tune_kernel(place: str, cases: str) -> int:
+    """Tune a kernel of a file, ``FILE.py:KERNEL``."""
+    file, _, name = place.rpartition(":")
+    if not file:
+        raise ValueError(f"a kernel is FILE.py:KERNEL, got {place!r}")
+    module = run_file(file, f"kvarn_file_{Path(file).stem}", import_folder=True)
+    for line in autotune.tune_file(module, name, cases):
+        print(line)
+    print(f"table: {autotune.table_path()}\nall measurements: {autotune.table_path().with_name(autotune.TIMINGS)}")
+    return 0
+
+
 def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(
         prog="kvarn tune",
-        description="Measure schedules of attention on this machine's GPU, and save the best.",
+        description="Measure schedules of attention, or of a file's kernel, on this machine's GPU, and save the best.",
         epilog="examples: kvarn tune --dtype bf16,f8e4m3 --batch 1,16,64 --context 8192 --query-heads 64 --kv-heads 8; "
         "kvarn tune --kind tile --batch 8 --new 4096 --context 4096",
     )
+    parser.add_argument(
+        "kernel", nargs="?", type=given_name, metavar="FILE.py:KERNEL",
+        help="instead of attention, a kernel under @kv.autotune, for the launches that the file's cases() yields",
+    )  # fmt: skip
+    parser.add_argument("--cases", default="cases", metavar="NAME", help="the function of the file (default: cases)")
     parser.add_argument("--kind", choices=("decode", "tile"), default="decode", help="kind of kernel (default: decode)")
     several = {"type": _numbers, "metavar": "N,..."}
     parser.add_argument("--dtype", type=_dtypes, default=["bf16"], help="bf16, f16, f8e4m3, f8e5m2 (default: bf16)")
@@ -292,6 +311,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if not status.usable:
         raise RuntimeError(f"tuning needs a GPU: {status.reason}")
     arrays("cuda")  # RuntimeError without torch, which makes the data
+    if options.kernel is not None:
+        with pipelines.pipeline(passes, disable=options.disable):
+            return tune_kernel(options.kernel, options.cases)
     target, cases = by_name(default_target()), cases_of(options)
     for case in cases:
         case.check(target)

@@ -135,6 +135,18 @@ def _name(what: Registered) -> str:
     return name
 
 
+def digest_of(*functions: Any) -> str:
+    """What identifies functions in names: equal code and captured values give equal digests.
+
+    In all processes, or, after a warning, in this one.
+    """
+    found = [captures.captured(f, arrays=False) for f in functions]
+    key = tuple(c.number for c in found)
+    if key not in _names:
+        _names[key] = _digest(found, (*key, False)) or f"{LOCAL}{next(_unshared)}"
+    return _names[key]
+
+
 def _digest(found: list[captures.Captured], key: Any) -> str | None:
     """A digest of functions, captured values and the sources of their modules, valid in all processes, or None."""
     for c in found:
@@ -154,4 +166,4 @@ def _plain(key: Any) -> Any:
     return extensions.code_digest(key.code) if isinstance(key, captures.Code) else key
 
 
-__all__ = ["check", "given", "joined", "seen_and_scored"]
+__all__ = ["check", "digest_of", "given", "joined", "seen_and_scored"]

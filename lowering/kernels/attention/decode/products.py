@@ -264,7 +264,7 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
         granule = first // size + element // size if CHUNK % size == 0 else (first + element) // size
         if first + CHUNK > GN * size:
             granule = kv.math.min(granule, GN - 1)
-        found = stream.granule_scale_at(stage, half, granule, token).load(kv.f32)
+        found = stream.scale_at(stage, half, granule, token).load(kv.f32)
         return found if scaled_by(spec.dtype) == 1.0 else found * scaled_by(spec.dtype)
 
     @kv.func
@@ -275,32 +275,32 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
         ]
 
     @kv.func
-    def scaled_keys(fragment, stage, mt, ks, unit, lane):
-        """K's fragment of a step times its scales: a lane has four columns of two rows, within one granule."""
+    def factors_of_keys(stage, mt, ks, unit, lane):
+        """K's scales for the fragments of a step: a lane has columns of two rows, within one granule."""
         pairs = []
         for half in kv.static(range(2)):
             token = mt * 16 + 8 * half + (lane >> 2)
             one = granule_scale(stage, 0, ks, (lane & 3) * (4 * c.interleaved), token) * unit[1]
             pairs.append(kv.pack_f16x2(one, one))
-        return times(fragment, [pairs[i % 2] for i in range(4)])
+        return [pairs[i % 2] for i in range(4)]
 
     @kv.func
-    def scaled_values(fragment, stage, mt, ks, unit, lane):
-        """V's transposed fragment of a step times its scales: a lane has two neighbouring elements of four tokens."""
+    def factors_of_values(stage, mt, ks, unit, lane):
+        """V's scales for the transposed fragments of a step: a lane has neighbouring elements of four tokens."""
         pairs = []
         for half in kv.static(range(2)):
             token = mt * 16 + 8 * half + (lane & 3) * 2
             column = (lane >> 2) * (2 * c.interleaved)
             both = [granule_scale(stage, 1, ks, column, token + i) * unit[1] for i in range(2)]
             pairs.append(kv.pack_f16x2(*both))
-        return times(fragment, [pairs[i // 2] for i in range(4)])
+        return [pairs[i // 2] for i in range(4)]
 
     # --- the first product ---------------------------------------------------------------------------
 
     @kv.func
     def scale_of(stage, which, mt, half, lane):
         """A scale of the token of a lane's scores 2 * half and 2 * half + 1 in a row tile."""
-        return stream.scale_at(stage, which, mt * 16 + 8 * half + (lane >> 2)).load(kv.f32)
+        return stream.scale_at(stage, which // GC, which % GC, mt * 16 + 8 * half + (lane >> 2)).load(kv.f32)
 
     @kv.func
     def scores(q, place, stage, mt, unit, lane):
@@ -309,8 +309,11 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
         if not c.query_in_shared:
             loads = cdiv(QS * c.step_bytes, 32)
             a = [f for k in range(loads) for f in key_fragments(stage, mt, k, lane)]
-            if SCALED:
-                a = [scaled_keys(a[ks], stage, mt, ks, unit, lane) for ks in range(QS)]
+            by = []
+            for ks in kv.static(range(QS if SCALED else 0)):
+                if ks % c.interleaved == 0:  # interleaved steps have the same scales
+                    by = factors_of_keys(stage, mt, ks, unit, lane)
+                a[ks] = times(a[ks], by)
         scales = scales_of_keys(stage, mt, lane) if ZS else None
         zeros = zeros_of_keys(stage, mt, lane) if GN > 1 and ZS else None
         return [score_tile(a, q, place, stage, (mt, nt), unit, (scales, zeros), lane) for nt in range(NT)]
@@ -334,7 +337,7 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
         for first in kv.static(range(0, GN, 8)):
             words = []
             for half in kv.static(range(2)):
-                row = stream.pairs_at(stage, 0, mt * 16 + 8 * half + (lane >> 2))
+                row = stream.scale_at(stage, 0, 0, mt * 16 + 8 * half + (lane >> 2))
                 if GN % 2 == 0:
                     both = (row + 4 * kv.math.min(first + column, GN - 2)).load(kv.i32, 2)
                     pair = [both[0], both[1]]
@@ -365,14 +368,16 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
         """
         (mt, nt), (scales, zeros) = at, scaling
         found = [kv.f32(0.0)] * 4
-        both, held = [[kv.f32(0.0)] * 4, [kv.f32(0.0)] * 4], []
+        both, held, by = [[kv.f32(0.0)] * 4, [kv.f32(0.0)] * 4], [], []
         for ks in kv.static(range(QS)):
             if c.query_in_shared:
                 if ks * c.step_bytes % 32 == 0:
                     held = key_fragments(stage, mt, ks * c.step_bytes // 32, lane)
                 fragment = held[ks % len(held)]
                 if SCALED:
-                    fragment = scaled_keys(fragment, stage, mt, ks, unit, lane)
+                    if ks % c.interleaved == 0:
+                        by = factors_of_keys(stage, mt, ks, unit, lane)
+                    fragment = times(fragment, by)
             else:
                 fragment = a[ks]
             b = query_step(q, place, nt, ks, lane)
@@ -459,7 +464,7 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
         token, found = mt * 16 + (lane & 4) * 2 + (lane & 3) * 2, []
         for first in kv.static(range(0, GN, 4)):
             at = 4 * kv.math.min(first + (lane >> 3), GN - 1)
-            words = [(stream.pairs_at(stage, 1, token + i) + at).load(kv.i32) for i in range(2)]
+            words = [(stream.scale_at(stage, 1, 0, token + i) + at).load(kv.i32) for i in range(2)]
             found.append(kv.prmt(*words, 0x7632))
         return found
 
@@ -521,7 +526,9 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
                         b = [weights(p[nt], stage, unit, granule_of(ks), mt, lane) for nt in range(NT)]
                 if u == 0:
                     fragments = value_fragments(stage, mt, t, lane)
-                a = scaled_values(fragments[u], stage, mt, ks, unit, lane) if SCALED else fragments[u]
+                if SCALED and ks % c.interleaved == 0:
+                    by = factors_of_values(stage, mt, ks, unit, lane)
+                a = times(fragments[u], by) if SCALED else fragments[u]
                 for nt in kv.static(range(NT)):
                     at = (nt * KS + ks) * 4
                     o[at : at + 4] = multiplied(a, b[nt], o[at : at + 4])
