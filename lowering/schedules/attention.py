@@ -315,9 +315,9 @@ def problems(case: Case, target: Target, row_alignment: int, schedule: Mapping[s
         found.append(
             f"needs pages and a head size of a multiple of 32 for queries of f8e4m3, got {spec.head_size}, {spec.kind}"
         )
-    if spec.packed and (spec.rotation or not spec.zero or instruction != WGMMA):
+    if spec.packed and (spec.rotation or instruction != WGMMA):
         of = "rotated heads" if spec.rotation else spec.dtype.name
-        found.append(f"needs elements of whole bytes, or by wgmma u4 with zeros that is not rotated, got {of}")
+        found.append(f"needs elements of whole bytes, or by wgmma packed ones that are not rotated, got {of}")
     elif spec.dtype is not case.query and not spec.converted:
         found.append(f"needs a cache of the query's type or of 8 bits, got {spec.dtype.name}")
     latent = case.value_size < case.size and spec.dtype is case.query and not spec.quantized

@@ -271,7 +271,7 @@ def test_tiles_refuse_rotated_heads_by_name() -> None:
     query = np.zeros((70, 4 * HEADS, SIZE), ml_dtypes.bfloat16)
     with (
         kv.emulated("sm_90a"),
-        pytest.raises(kv.KernelError, match="u4 with zeros that is not rotated, got rotated heads"),
+        pytest.raises(kv.KernelError, match="packed ones that are not rotated, got rotated heads"),
     ):
         kv.ops.attention(found, 1, query, offsets_of((70,)), scale=1.0, schedule={"kind": "tile"})
 
