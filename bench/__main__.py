@@ -29,7 +29,7 @@ ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "bench" / "results"
 # The largest share of the remaining budget that each group may use.
 SHARES = {"ceilings": 0.15, "kvarn": 0.5, "flashinfer": 0.5, "fa3": 0.4, "triton": 0.5, "flex": 1.0}
-SHARES |= dict.fromkeys(("vllm", "flashmla", "torch"), 0.3)
+SHARES |= dict.fromkeys(("vllm", "flashmla", "fa4", "torch"), 0.3)
 STARTS = 6  # process starts per group, at most
 
 

@@ -50,7 +50,9 @@ TOLERANCES = {("bf16", False): 0.02, ("fp8", False): 0.06, ("fp8", True): 0.12}
 ROUNDS, ROUND_US = 9, 4000.0
 COLD = 400 << 20  # bytes of pages that a graph's layers read: several times the L2
 MOST_LAYERS = 48
-SECONDS = 40  # to prepare a backend: what compiles for longer is given up
+SECONDS = 30  # to prepare a backend: what compiles for longer is given up
+
+_late: set[str] = set()  # backends that were given up
 
 
 @functools.cache
@@ -259,11 +261,15 @@ def _compiling_nothing(who: str) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def within(seconds: int) -> Iterator[None]:
-    """TimeoutError after some seconds."""
+def within(seconds: int, who: str) -> Iterator[None]:
+    """TimeoutError after some seconds, and at once for a backend that was late before."""
 
     def late(*_: Any) -> None:
+        _late.add(who)
         raise TimeoutError(f"not ready after {seconds} s")
+
+    if who in _late:
+        late()
 
     before = signal.signal(signal.SIGALRM, late)
     signal.alarm(seconds)
@@ -280,7 +286,7 @@ def measure(library: Any, row: Row, wanted: Sequence[str]) -> Iterator[dict[str,
     for who in wanted:
         record = {"kind": "engine", "case": row.name, "who": who, "ok": False}
         try:
-            with within(SECONDS):
+            with within(SECONDS, who):
                 one = Contestant.of(who, step)
                 one.prepare()
             ready.append(one)
@@ -303,7 +309,7 @@ def warm(library: Any, row: Row, wanted: Sequence[str]) -> None:
     short = Row(row.name, row.title, tuple((new, new) for new, _ in row.lengths), row.dtype)
     step = Step(library, short)
     for who in wanted:
-        with contextlib.suppress(Exception), within(SECONDS):  # what fails is named when it is measured
+        with contextlib.suppress(Exception), within(SECONDS, who):  # what fails is named when it is measured
             Contestant.of(who, step, 1).prepare()
     library.synchronize()
 

@@ -10,7 +10,7 @@ from typing import Any
 
 from . import report
 
-PEERS = ("FLASH_ATTN", "FLASHINFER")
+PEERS = ("FLASH_ATTN", "FLASHINFER", "TRITON_ATTN")
 LARGEST, MEAN = 1.01, 0.80  # goals: the ratio to the fastest peer of a row, and the mean ratio of decodes over fp8
 
 

@@ -248,6 +248,35 @@ def _fi_functions(p: Any, fi: Any, workspace: Any) -> Iterator[Offer]:
     yield Offer("FlashInfer, custom mask", make, BF16)
 
 
+# --- FlashAttention-4 ------------------------------------------------------------------------------
+
+
+def fa4(p: Any) -> Iterator[Offer]:
+    """FlashAttention-4 in CuTe, whose kernels for Hopper read pages of any size by cp.async."""
+    run = importlib.import_module("flash_attn.cute.interface").flash_attn_varlen_func
+    (keys, values), found = p.cached.parts, {}
+    most = 1 if p.row.kind == "decode" else p.newest
+
+    def make(splits: int) -> Callable[[int], Any]:
+        def call(layer: int) -> None:
+            made = run(
+                p.query, keys[layer], values[layer], cu_seqlens_q=p.offsets, max_seqlen_q=most, max_seqlen_k=p.longest,
+                seqused_k=p.device_lengths, page_table=p.cached.pages.device_table, softmax_scale=p.scale, causal=True,
+                num_splits=splits,
+            )  # fmt: skip
+            found["out"] = made[0] if isinstance(made, tuple) else made  # the function allocates its output
+
+        return call
+
+    def error() -> float:
+        p.out = found["out"]
+        return p.error()
+
+    yield Offer("FA4", lambda: make(1), BF16, error)
+    if p.row.kind == "decode":
+        yield Offer("FA4, splits by itself", lambda: make(0), BF16, error)
+
+
 # --- torch ---------------------------------------------------------------------------------------
 
 
@@ -417,6 +446,7 @@ _FLASHINFER: dict[str, Callable[..., Iterator[Offer]]] = {
 GROUPS: dict[str, Group] = {
     "flashinfer": flashinfer,
     "fa3": vllm_peers.fa3,
+    "fa4": fa4,
     "flashmla": vllm_peers.flashmla,
     "vllm": vllm_peers.vllm_cache,
     "triton": vllm_peers.triton,
@@ -430,6 +460,9 @@ _TAKES: dict[str, Callable[[Row], bool]] = {
         and not (row.kind == "functions" and not row.shape.documents)  # a custom score needs a custom kernel
     ),
     "fa3": lambda row: row.kind in ("decode", "prefill", "mixed") or (row.kind == "mla" and not of_8_bits(row)),
+    "fa4": lambda row: (
+        row.kind in ("decode", "prefill", "mixed") and not of_8_bits(row) and not getattr(row.shape, "window", 0)
+    ),
     "flashmla": lambda row: (
         row.kind == "mla" and row.shape.page == FLASHMLA_PAGE and not row.shape.rope and row.shape.query == row.dtype
     ),
@@ -463,6 +496,7 @@ def available() -> list[str]:
     there = {
         "flashinfer": has("flashinfer"),
         "fa3": libraries,
+        "fa4": has("flash_attn") and has("flash_attn.cute") and has("cutlass"),
         "flashmla": libraries,
         "vllm": libraries,
         "triton": kernels and has("triton"),

@@ -21,7 +21,7 @@ ELEMENTS = ("f32", "f16", "bf16", "f8e4m3", "f8e5m2", "i8", "i16", "i32")
 SCALE_DTYPES = ("f32", "f16", "bf16", "f8e8m0", "f8e4m3")
 # The sum of a 4-bit element and one of these is exact in f32, so that every reader rounds the same way.
 ZERO_DTYPES = ("f16",)
-MOST_ZERO = 2.0**15  # the largest magnitude of a zero times its scale: readers have it as f16
+MOST_VALUE = 2.0**15  # the largest magnitude of a value of a group with zeros: readers may have it as f16
 ROW_BYTES = 16  # a row of packed elements is a multiple of this: the widest copy
 LEAST_GROUP = 16  # packed elements per scale
 
@@ -45,7 +45,7 @@ class Record:
         Consecutive elements of the head that share a scale.
     zero : bool
         Whether each scale is followed by a zero of its type: what is added to elements, so in units of the scale. Of
-        u4, and of no others. The least value of a group saturates at a magnitude of 2^15.
+        u4, and of no others. Values saturate at a magnitude of 2^15.
     rotation : int
         Of 4-bit elements: elements per block that a Hadamard matrix rotates before they are quantized, a power of two
         that divides the group; 0 for none. Outliers of single channels are spread over their block. Loads give rotated

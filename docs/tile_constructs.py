@@ -244,6 +244,13 @@ def converted(x: F32, y: F32, out: F32):
     out.store_rows(i, value=kv.dot(kv.bf16(a), kv.bf16(b)))
 
 
+@construct(LOADS, "`load_rows(first_column=16)`", lambda x, y, _: wide(x)[:, 16:48] @ wide(y)[:, 32:].T)
+def other_columns(x: B16, y: B16, out: F32):
+    i = kv.tile_index(64)
+    a, b = x.load_rows(i, columns=32, first_column=16), y.load_rows(i, columns=32, first_column=32)
+    out.store_rows(i, value=kv.dot(a, b.T))
+
+
 @construct(LOADS, "`load_rows` that no product reads", lambda x, _: wide(x) + 1)
 def only_loaded(x: B16, out: F32):
     i = kv.tile_index(64)
@@ -512,12 +519,25 @@ for name, dtype in (("", ml_dtypes.bfloat16), (" of f8e4m3", ml_dtypes.float8_e4
         cache.store_tile_rows(0, 1, 16, x.load_rows(kv.tile_index(64), columns=64), count=70)
 
 
+def quantized(x: Any, cache: Any) -> np.ndarray:
+    """Rows divided by a scale each, which makes their largest element 448, and multiplied again."""
+    found, rows = np.zeros((96, 64)), wide(x)[:54]
+    scales = np.abs(rows).max(axis=1, keepdims=True) / 448
+    found[16:70] = wide((rows / scales).astype(np.float32).astype(ml_dtypes.float8_e4m3fn)) * scales
+    return found
+
+
+def scaled_tokens(cache: Any) -> np.ndarray:
+    """The dequantized tokens of head 1 that were written."""
+    return tokens(cache) * wide(cache.scales)[list(TABLE), :, 1].reshape(-1, 1)
+
+
 @construct(
     STORES,
     "`cache.store_tile_rows` of f8e4m3 with scales",
-    appended,
+    quantized,
     lambda: [arrays([B16, B16])[0], pool(ml_dtypes.float8_e4m3fn, False, True)],
-    tokens,
+    scaled_tokens,
 )
 def quantized_tokens(x: B16, cache: kv.KVCache):
     cache.store_tile_rows(0, 1, 16, x.load_rows(kv.tile_index(64), columns=64), count=70)

@@ -12,6 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from kvarn.dialect import dtypes
+
 ROOT = Path(__file__).resolve().parent.parent
 SOURCES = {
     "kvarn.chat": ROOT / "examples" / "chat",
@@ -340,6 +342,63 @@ def _barriers_of(source: str) -> list[str]:
     names = [n for n in ast.walk(ast.parse(source)) if isinstance(n, ast.Attribute | ast.Name | ast.Constant)]
     words = [n.attr if isinstance(n, ast.Attribute) else n.id if isinstance(n, ast.Name) else n.value for n in names]
     return [w for w in words if w in _BARRIERS or (isinstance(w, str) and w.startswith(_BARRIER_OPS) and " " not in w)]
+
+
+# The reader and the writer of what a cache stores: other kernels call them, or ask the record.
+READER_AND_WRITER = ("elements.py", "append/quantize.py")
+# Kernels that say which stored elements an instruction takes: they convert nothing.
+INSTRUCTIONS_TAKE = {"mla/stored.py": 1, "select/indexer.py": 2}
+OPERANDS = {"x", "query", "out"}  # fields with the type of an operand that is no cache
+
+
+def branches_on_storage(source: str) -> list[int]:
+    """Lines that compare a cache's type with one of at most 8 bits, or its bits, or look up by such a type."""
+    narrow = {d.name for d in vars(dtypes).values() if isinstance(d, dtypes.DType) and d.bits <= 8}
+
+    def last(node: ast.expr) -> str:
+        return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+
+    def of_operand(node: ast.expr) -> bool:
+        of = node.value if isinstance(node, ast.Attribute) and node.attr == "bits" else node
+        return last(of) in OPERANDS
+
+    found = []
+    for node in ast.walk(ast.parse(source)):
+        sides = []
+        if isinstance(node, ast.Compare):
+            sides = [node.left, *node.comparators]
+            sides = [x for side in sides for x in (side.elts if isinstance(side, (ast.Tuple, ast.Set)) else [side])]
+        elif isinstance(node, ast.Dict):
+            sides = [key for key in node.keys if key is not None]
+        elif isinstance(node, ast.MatchValue):
+            sides = [node.value]
+        named = any(last(x) in narrow or (isinstance(x, ast.Attribute) and x.attr == "bits") for x in sides)
+        if named and not any(of_operand(x) for x in sides):
+            found.append(sides[0].lineno)
+    return found
+
+
+def test_no_kernel_besides_the_reader_and_the_writer_branches_on_a_storage_type():
+    kernels, found = ROOT / "lowering" / "kernels", {}
+    for path in sorted(kernels.rglob("*.py")):
+        name = path.relative_to(kernels).as_posix()
+        lines = branches_on_storage(path.read_text())
+        if lines and name not in READER_AND_WRITER:
+            found[name] = lines
+    assert {name: len(lines) for name, lines in found.items()} == INSTRUCTIONS_TAKE, found
+    assert all(branches_on_storage((kernels / name).read_text()) for name in READER_AND_WRITER[:1])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "if spec.dtype is f8e4m3: pass", "x = 1 if kv.i8 == c.spec.dtype else 2", "spec.dtype in (bf16, u4)",
+        "if c.spec.dtype.bits == 8: pass", "{f8e5m2: 1}[dtype]", "match dtype.name:\n case dtypes.i8: pass",
+    ],
+)  # fmt: skip
+def test_branches_on_storage_are_found(source):
+    assert branches_on_storage(source)
+    assert not branches_on_storage("if case.x is f8e4m3 and case.query.bits == 8 and spec.zero: pass")
 
 
 def test_code_over_tiles_emits_its_barriers_in_one_file():

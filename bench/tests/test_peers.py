@@ -12,7 +12,7 @@ import pytest
 
 torch = pytest.importorskip("torch", reason="torch is not installed (make check-torch)")
 
-from bench import cases, page_peers, pages, vllm_peers  # noqa: E402
+from bench import cases, page_peers, pages, peers, vllm_peers  # noqa: E402
 from bench.problems import problem  # noqa: E402
 from kvarn.measure.arrays import TorchArrays  # noqa: E402
 
@@ -50,6 +50,20 @@ def merge(out: Any, out_lse: Any, a: Any, of_a: Any, b: Any, of_b: Any, tokens: 
     both = torch.logaddexp(of_a, of_b)
     parts = ((x.float() * (of_x - both).exp().T[..., None]) for x, of_x in ((a, of_a), (b, of_b)))
     out.copy_(sum(parts).to(out.dtype))
+
+
+def fa4(q: Any, keys: Any, values: Any, *, cu_seqlens_q: Any, max_seqlen_q: int, max_seqlen_k: int, seqused_k: Any,
+        page_table: Any, softmax_scale: float, causal: bool, num_splits: int) -> tuple[Any, None]:  # fmt: skip
+    """FlashAttention-4 over pages: an output of its own."""
+    assert num_splits in (0, 1)
+    out = torch.full_like(q, float("nan"))
+    for i, n in enumerate(seqused_k.tolist()):
+        rows = slice(int(cu_seqlens_q[i]), int(cu_seqlens_q[i + 1]))
+        assert n <= max_seqlen_k
+        assert rows.stop - rows.start <= max_seqlen_q
+        k, v = (x[page_table[i, : -(-n // keys.shape[1])].long()].flatten(0, 1)[:n] for x in (keys, values))
+        out[rows] = attend(q[rows], k, v, softmax_scale, causal)[0].to(out.dtype)
+    return out, None
 
 
 class Decode:
@@ -112,6 +126,21 @@ def test_a_decode_by_fa3_reads_the_pages_of_its_table(library):
     p = problem(library, row_named("small_decode"), True)
     (offer,) = vllm_peers.fa3(p)
     assert offer.checked(offer.make(), p) < offer.tolerance
+
+
+@pytest.mark.parametrize("name", ["small_decode", "small_prefill"])
+def test_fa4_reads_the_pages_of_its_table(name, library, monkeypatch):
+    interface: Any = types.ModuleType("flash_attn.cute.interface")
+    interface.flash_attn_varlen_func = fa4
+    for module in ("flash_attn", "flash_attn.cute"):
+        monkeypatch.setitem(sys.modules, module, types.ModuleType(module))
+    monkeypatch.setitem(sys.modules, "flash_attn.cute.interface", interface)
+    p = problem(library, row_named(name), True)
+    found = list(peers.offers("fa4", p))
+    assert [offer.who for offer in found] == ["FA4", "FA4, splits by itself"][: 1 + (name == "small_decode")]
+    for offer in found:
+        assert offer.checked(offer.make(), p) < offer.tolerance
+    assert not peers.takes("fa4", row_named("small_decode_fp8"))
 
 
 def test_heads_of_listed_pages_are_sequences_of_other_libraries(library):

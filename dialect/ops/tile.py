@@ -418,10 +418,11 @@ def verify_columns(op: Any, spec: CacheSpec, tile: ir.RankedTensorType, converte
 
 
 class TileStoreOp(Kv.Operation, name="tile_store", traits=[_StoresRows]):
-    """Write a tile to the tokens [first, first + rows) of a head of a cache without scales, converted to its elements.
+    """Write a tile to the tokens [first, first + rows) of a head of a cache, converted or quantized to its elements.
 
     Operands: cache, batch, head, first token; count, from which on tokens are not written; value, a float tile.
-    Attribute first_column, of the head dimension. Tokens without a page of the pool are not written.
+    Attribute first_column, of the head dimension. Tokens without a page of the pool are not written. To a cache with
+    scales whole heads are written, quantized as by ``kv.append``.
     """
 
     cache: Operand[Any]
@@ -437,8 +438,8 @@ class TileStoreOp(Kv.Operation, name="tile_store", traits=[_StoresRows]):
         value = _tile(self, self.value, "the value", 2)
         if spec is None or value is None:
             return False
-        if spec.quantized or spec.dtype.bits < 8 or not spec.dtype.is_float:
-            return verify.fail(self, f"stores to caches of floats without scales, got {self.cache.type}")
+        if not spec.quantized and not (spec.dtype.is_float and spec.dtype.bits >= 8):
+            return verify.fail(self, f"stores to caches of floats or with scales, got {self.cache.type}")
         if not _is_float(value.element_type):
             return verify.fail(self, f"the value must have a float element type, got {value.element_type}")
         first = verify.integer(self.first_column)
@@ -447,7 +448,8 @@ class TileStoreOp(Kv.Operation, name="tile_store", traits=[_StoresRows]):
                 self,
                 f"columns must be within the head's {spec.head_size}, got {value.shape[1]} from {self.first_column} on",
             )
-        return True
+        whole = value.shape[1] == spec.head_size
+        return whole or not spec.quantized or verify.fail(self, "writes whole heads to a cache with scales")
 
 
 class TileLoadRowsOp(Kv.Operation, name="tile_load_rows", traits=[ReadsMemory]):
@@ -455,7 +457,8 @@ class TileLoadRowsOp(Kv.Operation, name="tile_load_rows", traits=[ReadsMemory]):
 
     Operands: buffer of rank r; mask tensor<Mxi1>, which rows exist (the others are zeros); indices, r - 1 vectors
     tensor<Mxi32>. Result: tensor<MxDxT> with the buffer's element type: buffer[i0[m], i1[m], ..., 0:D]. With the
-    attribute ``stored`` (i64, up to D), columns from there up are zeros and are not read.
+    attribute ``stored`` (i64, up to D), columns from there up are zeros and are not read. The tile's first column is
+    the buffer's ``first_column``, 0 by default.
     """
 
     buffer: Operand[Any]
@@ -465,7 +468,7 @@ class TileLoadRowsOp(Kv.Operation, name="tile_load_rows", traits=[ReadsMemory]):
 
     def verify_invariants(self) -> bool:
         tile = _tile(self, self.operation.results[0], "the result", 2)
-        return tile is not None and verify_rows(self, self.buffer, tile)
+        return starts_at_a_step(self) and tile is not None and verify_rows(self, self.buffer, tile)
 
 
 class TileStoreRowsOp(Kv.Operation, name="tile_store_rows", traits=[WritesMemory]):
@@ -482,10 +485,14 @@ class TileStoreRowsOp(Kv.Operation, name="tile_store_rows", traits=[WritesMemory
 
     def verify_invariants(self) -> bool:
         tile = _tile(self, self.value, "the value", 2)
-        first = stored_from(self)
-        if first < 0 or first % COLUMN_STEP:
-            return verify.fail(self, f"first_column must be a multiple of {COLUMN_STEP}, got {first}")
-        return tile is not None and verify_rows(self, self.buffer, tile)
+        return starts_at_a_step(self) and tile is not None and verify_rows(self, self.buffer, tile)
+
+
+def starts_at_a_step(op: Any) -> bool:
+    """Whether a row tile starts at a column that vector accesses can start at."""
+    first = stored_from(op)
+    legal = first >= 0 and first % COLUMN_STEP == 0
+    return legal or verify.fail(op, f"first_column must be a multiple of {COLUMN_STEP}, got {first}")
 
 
 def verify_rows(op: Any, buffer: ir.Value, tile: ir.RankedTensorType) -> bool:
@@ -656,12 +663,15 @@ def tile_load(cache: ir.Value, batch: Any, head: Any, first: Any, begin: Any, co
 
 
 def tile_load_rows(
-    buffer: ir.Value, indices: Sequence[ir.Value], mask: ir.Value, columns: int, stored: int | None = None
-) -> ir.Value:
-    """Rows of a buffer as a tile, whose columns from ``stored`` up are zeros."""
+    buffer: ir.Value, indices: Sequence[ir.Value], mask: ir.Value, columns: int, stored: int | None = None,
+    first_column: int = 0,
+) -> ir.Value:  # fmt: skip
+    """Rows of a buffer as a tile, from ``first_column`` up, whose columns from ``stored`` up are zeros."""
     rows = ir.RankedTensorType(mask.type).shape[0]
     result = tile_type([rows, columns], ir.MemRefType(buffer.type).element_type)
     op = TileLoadRowsOp(buffer, mask, list(indices), result).operation
+    if first_column:
+        op.attributes["first_column"] = i64_attr(first_column)
     if stored is not None and stored != columns:
         op.attributes["stored"] = i64_attr(stored)
     return op.results[0]

@@ -16,7 +16,7 @@ import struct
 from typing import Any
 
 import kvarn as kv
-from kvarn.dialect.dtypes import DType, f4e2m1, u4
+from kvarn.dialect.dtypes import DType, f4e2m1, f8e4m3, f8e5m2, u4
 from kvarn.dsl import ptx
 
 _LOW, _HIGH = 0x000F000F, 0x00F000F0
@@ -39,7 +39,7 @@ def widened(dtype: DType, word: Any) -> list[Any]:
     """The elements of a word as pairs of f16: neighbours of 8 bits; of 4 bits elements j and j + 4, in order of j."""
     if dtype is kv.i8:
         return kv.cvt_i8x4_to_f16x4(word)
-    if dtype is kv.f8e5m2:
+    if dtype is f8e5m2:
         return kv.cvt_e5m2x4_to_f16x4(word)
     if dtype is u4:
         upper = word >> 8
@@ -98,6 +98,21 @@ def _bits(word: int) -> int:
 def widened_columns(dtype: DType, word: Any) -> list[Any]:
     """A word with 16 bits of each of two tokens: per element of a token, the pair of both tokens' as f16."""
     return widened(dtype, word if dtype.packed else kv.prmt(word, 0, 0x3120))
+
+
+def halves(dtype: DType, word: Any) -> tuple[Any, Any]:
+    """(bytes 0 and 2, bytes 1 and 3) of a word of 8-bit elements as f16."""
+    if dtype is f8e4m3:
+        first, second = kv.cvt_e4m3x4_to_f16x4(kv.prmt(word, kv.i32(0), 0x3120))
+        return first, second
+    if dtype is f8e5m2:
+        return kv.prmt(word, kv.i32(0), 0x2404), word & kv.i32(0xFF00FF00 - (1 << 32))
+    signless = word ^ kv.i32(0x80808080 - (1 << 32))  # byte x + 128 under the byte 0x64 is the f16 1024 + 128 + x
+    first, second = (kv.prmt(signless, kv.i32(0x64646464), selector) for selector in (0x4240, 0x4341))
+    offset = kv.i32(0x64806480)
+    text = "sub.f16x2 $0, $1, $2;"
+    first, second = (ptx.instruction(text, "=r,r,r", [x.ir, offset.ir], kv.i32) for x in (first, second))
+    return first, second
 
 
 @kv.func

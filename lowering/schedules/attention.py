@@ -258,13 +258,14 @@ class TileConfig:
 
     @property
     def weights(self) -> DType:
-        """The type of weights and converted values: f16 for 8-bit floats, all of which it represents exactly.
+        """The type of weights and converted values: f16 for 8-bit floats, all of which it represents exactly, and for
+        values of groups with zeros, which are within its range.
 
         A pair of e4m3 converts to f16 in one instruction, to bf16 in four, and f16 weights have three more bits of
         precision. Weights are at most 2^8; those below 2^-24 are negligible next to a weight of 1.
         """
         spec, query = self.case.spec, self.case.query
-        exact = spec.dtype in (f8e4m3, f8e5m2) and not spec.quantized
+        exact = spec.zero or (spec.dtype in (f8e4m3, f8e5m2) and not spec.quantized)
         return f16 if self.instruction == WGMMA and query is bf16 and exact else query
 
     @property
@@ -315,21 +316,28 @@ def problems(case: Case, target: Target, row_alignment: int, schedule: Mapping[s
         found.append(
             f"needs pages and a head size of a multiple of 32 for queries of f8e4m3, got {spec.head_size}, {spec.kind}"
         )
-    if spec.packed and (spec.rotation or instruction != WGMMA):
-        of = "rotated heads" if spec.rotation else spec.dtype.name
-        found.append(f"needs elements of whole bytes, or by wgmma packed ones that are not rotated, got {of}")
+    if spec.packed and instruction != WGMMA:
+        found.append(f"needs elements of whole bytes, or wgmma, got {spec.dtype.name}")
     elif spec.dtype is not case.query and not spec.converted:
         found.append(f"needs a cache of the query's type or of 8 bits, got {spec.dtype.name}")
     latent = case.value_size < case.size and spec.dtype is case.query and not spec.quantized
     if spec.is_mla and (case.query is f32 or (instruction != MMA and not latent)):
         found.append("needs a collection with values, got an MLA one")
     sizes = case.content, case.size, case.value_size
-    if any(n % 8 for n in sizes) or not 8 <= min(sizes) <= case.value_size <= MOST_COLUMNS:
-        found.append(f"needs a head size of a multiple of 8 up to {MOST_COLUMNS}, got {spec.head_size}")
+    by_elements = spec.of_cache and case.row.plain and not spec.is_mla and not narrow
+    if (any(n % 8 for n in sizes) and not by_elements) or not min(sizes) <= case.value_size <= MOST_COLUMNS:
+        of = "a head size" if by_elements else "a head size of a multiple of 8"
+        found.append(f"needs {of} up to {MOST_COLUMNS}, got {spec.head_size}")
+    if spec.rotation and (case.out is not case.query or case.padded or case.listed or case.size > 256):
+        found.append(
+            "needs ragged rows of at most 256 elements and an output of the query's type over rotated heads, got "
+            f"{'padded rows' if case.padded else case.out.name} of {case.size}"
+        )
     if case.pages and spec.page_size % LEAST_LISTED:
         found.append(f"needs listed pages of a multiple of {LEAST_LISTED} tokens, got {spec.page_size}")
-    if row_alignment < 16:
-        found.append(f"needs query and output rows aligned to 16 bytes, got {row_alignment}")
+    if row_alignment < 16 and (narrow or not spec.of_cache):
+        what = "query and output rows" if spec.of_cache else "rows"
+        found.append(f"needs {what} aligned to 16 bytes, got {row_alignment}")
     if not found and instruction == MMA:
         config = _by_mma(case, target, {"splits": 1})  # as lists of pages require
         found += [f"has none for {target.name}: {config}"] if isinstance(config, str) else []
@@ -346,7 +354,7 @@ def of_boxes(config: TileConfig) -> bool:
     """Whether tiles of the cache are whole TMA boxes."""
     rows, spec = config.box_rows, config.case.spec
     boxes = config.keys // rows
-    whole = boxes == 1 or rows % ATOM_ROWS == 0
+    whole = (boxes == 1 or rows % ATOM_ROWS == 0) and spec.head_size % 8 == 0
     return config.instruction == WGMMA and spec.kind != RAGGED and whole and boxes <= 32
 
 
@@ -368,6 +376,8 @@ def why_not_stored(config: TileConfig) -> str | None:
     if config.instruction != WGMMA or case.query is not bf16 or case.spec.dtype not in (f8e4m3, f8e5m2):
         got = f"{case.query.name} over {case.spec.dtype.name} by {config.instruction}"
         return f"unconverted keys need a bf16 query over f8e4m3 or f8e5m2 keys by wgmma, got {got}"
+    if not case.aligned:
+        return "a query of two terms is loaded by rows, which must be aligned to 16 bytes"
     if case.spec.quantized:
         return f"keys are scaled before their products, by granules of {case.spec.granularity}"
     if not staged_by_tma(config):

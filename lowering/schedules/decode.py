@@ -280,11 +280,11 @@ class DecodeConfig:
 
     @property
     def scale_prefetch(self) -> int:
-        """Bytes that a copy of scales with zeros prefetches to the L2: other warps read other sectors of its line.
+        """Bytes that a copy of scales with zeros prefetches to the L2, where it passes by the L1.
 
-        Without it the memory reads these sectors one by one, half of its bursts for nothing.
+        Other warps read other sectors of the line, which smaller copies leave in the L1.
         """
-        return 128 if self.spec.zero else 0
+        return 128 if self.spec.zero and self.scale_chunk == 16 else 0
 
     @property
     def l2_prefetch(self) -> int:

@@ -51,7 +51,9 @@ def entries(target: Target, config: DecodeConfig, batch_invariant: bool = False)
             found["tile"] = 16  # halves the bytes in flight
         if usual and config.spec.zero and config.row_groups % SECTOR_HEADS == 0:
             # The scale and zero of a head are a part of a memory sector: its other heads are read by the same block.
-            found |= {"warps": SECTOR_HEADS, "blocks": 1, "tile": min(tile, 32), "stages": 3}
+            # Several of them are as many copies as the elements: fewer stages in flight are faster then.
+            stages = 3 if config.granules == 1 else 2
+            found |= {"warps": SECTOR_HEADS, "blocks": 1, "tile": min(tile, 32), "stages": stages}
         if plain and config.stored_bytes == config.row_bytes:
             full_rows = measured("decode_full_rows", target)
             found["blocks"] = max(found["blocks"], full_rows.get(str(config.row_bytes), 0) // warps)

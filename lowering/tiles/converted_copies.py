@@ -12,7 +12,7 @@ from typing import Any
 
 from kvarn.dialect.dtypes import DType, f32, i32
 from kvarn.dialect.latent_layout import RowFormat
-from kvarn.dialect.layout import cdiv
+from kvarn.dialect.layout import cdiv, lowbit
 from kvarn.dialect.ops.tile import TILE_COLUMN, number_of, row_format
 from kvarn.dialect.shared_layout import CHUNK, SharedLayout
 from kvarn.dsl import functional, math as kv_math
@@ -41,7 +41,11 @@ def convert_rows(
     first, count, batch, head = (scalar(x) for x in (op.first, op.count, op.batch, op.head))
     end = begin + layout.columns - before
 
+    whole = row.size % width == 0  # chunks of a head
+
     def elements(token: Any, page: Any, column: Value) -> Any:
+        if not whole:
+            return cast(in_parts(row, cache, batch, head, token, column, width, page), dtype)
         if row.plain:
             return dequantized(cache, batch, head, token, column, width, dtype, page)
         return cast(read_columns(row, cache, batch, head, token, column, width, page), dtype)
@@ -60,7 +64,7 @@ def convert_rows(
             elif not row.plain:
                 page = cache.page(batch, there)
             column = begin + chunk * width
-            if columns[1] > row.size:  # columns past the head are zeros
+            if whole and columns[1] > row.size:  # columns past the head are zeros
                 exists, column = exists & (column < row.size), kv_math.min(column, row.size - width)
             found.append((layout.chunk_offset(at, chunk + before // width), exists, load(there, page, column)))
         for place, exists, loaded in found:
@@ -78,6 +82,18 @@ def convert_rows(
             if total % threads:  # past the last chunk, the last one is copied again, which is harmless
                 numbers = [kv_math.min(n, total - 1) for n in numbers]
             some([Value(n.ir, i32, nonneg=True) for n in numbers], columns, load)
+
+
+def in_parts(
+    row: RowFormat, cache: Any, b: Value, head: Value, token: Any, column: Value, width: int, page: Any
+) -> Any:
+    """As :func:`read_columns`, of a head that ends within a chunk: columns past it are zeros."""
+    own, found = load_width(row.spec, min(width, lowbit(row.size))), []
+    for at in range(0, width, own):
+        here = kv_math.min(column + at, row.size - own)
+        part = read_row(row, cache, b, head, token, here, own, page)
+        found += [where(column + at < row.size, x, 0.0) for x in (list(part) if own > 1 else [part])]
+    return vector(f32, found)
 
 
 def read_columns(

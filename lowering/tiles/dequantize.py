@@ -169,29 +169,27 @@ def pairs_of_four_bits(word: Value, weight_format: str, dtype: DType) -> list[Va
 def with_zeros(words: Sequence[Value], pair: Value, dtype: DType) -> list[Value]:
     """Convert words of eight u4 to words of two neighbours: (element + zero) * scale, from a word (scale, zero).
 
-    An element becomes 128 + n of bf16, or 1024 + n of f16, by bytes. Scales and offsets have two terms, so that all but
-    the last roundings are far below that of the result.
+    An element becomes 128 + n of bf16, or 1024 + n of f16, by bytes. In bf16, which rounds scales too, scales and what
+    is added to products have two terms each.
     """
     of = cast(bitcast(pair, f16), f32)
     scale, zero = of[0], of[1]
-    above, base = (0x43434343, 128.0) if dtype is bf16 else (0x64646464, 1024.0)
     if dtype is bf16:
-        scales, offsets = (_two_terms(x) for x in (scale, (zero - base) * scale))
+        above, terms = 0x43434343, list(zip(_two_terms(scale), _two_terms((zero - 128.0) * scale), strict=True))
     else:
-        scales, offsets = ([ptx.pack_f16x2(x, x)] for x in (scale, zero * scale))
-    found = []
+        offset = zero * scale
+        above, terms = 0x64646464, [(ptx.pack_f16x2(scale, scale), ptx.pack_f16x2(offset, offset))]
+    one, found = _word(_ONE[dtype]), []
     for word in words:
-        low, high = word & 0x0F0F0F0F, (word >> 4) & 0x0F0F0F0F
+        even, odd = word & 0x0F0F0F0F, (word >> 4) & 0x0F0F0F0F
         for half in (0x5140, 0x7362):  # neighbours side by side, in bytes
-            bytes_of = ptx.prmt(low, high, half)
+            of_bytes = ptx.prmt(even, odd, half)
             for selector in (0x4140, 0x4342):
-                x = ptx.prmt(bytes_of, _word(above), selector)
-                if dtype is bf16:
-                    parts = [fma_pairs(x, s, o, dtype) for s, o in zip(scales, offsets, strict=True)]
-                    found.append(_sum(*parts, dtype))
-                else:
-                    x = _sum(x, _word(0xE400E400), dtype)
-                    found.append(fma_pairs(x, scales[0], offsets[0], dtype))
+                x = ptx.prmt(of_bytes, _word(above), selector)
+                if dtype is f16:
+                    x = fma_pairs(x, one, _word(0xE400E400), dtype)
+                parts = [fma_pairs(x, factor, more, dtype) for factor, more in terms]
+                found.append(parts[0] if dtype is f16 else fma_pairs(parts[0], one, parts[1], dtype))
     return found
 
 
@@ -200,11 +198,6 @@ def _two_terms(x: Value) -> list[Value]:
     bits = bitcast(x, i32)
     rest = x - bitcast(bits & _HIGH_HALF, f32)
     return [ptx.prmt(part, 0, _HIGH_TWICE) for part in (bits, bitcast(rest, i32))]
-
-
-def _sum(a: Value, b: Value, dtype: DType) -> Value:
-    """a + b of two packed ``dtype``."""
-    return fma_pairs(a, _word(_ONE[dtype]), b, dtype)
 
 
 def in_order_of_four_bits(words: Sequence[Value]) -> list[Value]:

@@ -337,7 +337,7 @@ def load_rows(op: Any, place: Pointer, layout: SharedLayout, threads: Threads) -
         target = place + layout.chunk_offset(row, chunk)
         stored = _stored(op, layout, chunk)
         with functional.when(_condition(at, op.mask, row) & stored):
-            target.store(buffer.load(*indices, chunk * width, width=width))
+            target.store(buffer.load(*indices, _column(op, chunk * width), width=width))
         with functional.when(~(_condition(at, op.mask, row) & stored)):
             target.store(vector(buffer.dtype, width))
     sync_for_products(threads)
@@ -363,7 +363,7 @@ def copy_buffer_rows(op: Any, stages: Stages, thread: Value, threads: int) -> No
         for first in chunks:
             chunk = first + lane
             there = where(exists & _stored(op, layout, chunk, first + lanes), CHUNK, 0)
-            address = source.address(*indices, chunk * width)
+            address = source.address(*indices, _column(op, chunk * width))
             ptx.cp_async(target(first), address, CHUNK, there)
 
     step = threads // lanes  # rows per iteration of all threads
@@ -516,6 +516,12 @@ def _stored(op: Any, layout: SharedLayout, chunk: Value, end: int = 0) -> Value 
     return True if stored >= (end or layout.row_bytes // CHUNK) else chunk < stored
 
 
+def _column(op: Any, column: Value) -> Value:
+    """The column of the buffer for a column of a row tile."""
+    first = stored_from(op)
+    return column + first if first else column
+
+
 def _condition(at: AtPoint, mask: ir.Value, row: Value) -> Value:
     return Value(at(mask, row.ir), bool_)
 
@@ -561,6 +567,7 @@ def read_tile(place: Pointer, layout: SharedLayout, tile: ir.Type, threads: Thre
     for at, registers in places_held(place, layout, held, threads):
         read = at.load(dtype, len(registers))
         found += [x.ir for x in read] if len(registers) > 1 else [read.ir]
+    ptx.syncwarp()  # one lane releases a stage for all lanes, which have read it then
     return from_elements(found)
 
 

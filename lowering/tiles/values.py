@@ -304,14 +304,14 @@ def _scatter(op: Any, d: Distribution) -> None:
 
 @RULES.lowers("kv.tile_scan")
 def _scan(op: Any, d: Distribution) -> ir.Value:
-    lines = _lines(op.operation, 0, d)
+    lines = lines_of_operand(op.operation, 0, d)
     kind, axis = op.kind.value, op.axis.value
     return tile_lines.exchanged([lines], lambda: tile_lines.scan(lines[2], kind, axis, d.threads), d.threads)
 
 
 @RULES.lowers("kv.convert_layout")
 def _convert_layout(op: Any, d: Distribution) -> ir.Value:
-    value, layout, lines = _lines(op.operation, 0, d)
+    value, layout, lines = lines_of_operand(op.operation, 0, d)
     barriers.sync_consumers(d.threads)
     lines.put(value, layout, d.threads)
     barriers.sync_consumers(d.threads)
@@ -320,7 +320,7 @@ def _convert_layout(op: Any, d: Distribution) -> ir.Value:
 
 @RULES.lowers("kv.tile_total")
 def _total(op: Any, d: Distribution) -> ir.Value:
-    value, layout, lines = _lines(op.operation, 0, d)
+    value, layout, lines = lines_of_operand(op.operation, 0, d)
     barriers.sync_consumers(d.threads)
     lines.put(value, layout, d.threads)
     barriers.sync_consumers(d.threads)
@@ -329,13 +329,15 @@ def _total(op: Any, d: Distribution) -> ir.Value:
 
 @RULES.lowers("kv.tile_solve")
 def _solve(op: Any, d: Distribution) -> ir.Value:
-    both = [_lines(op.operation, number, d) for number in (0, 1)]
+    both = [lines_of_operand(op.operation, number, d) for number in (0, 1)]
     return tile_lines.exchanged(both, lambda: tile_lines.solve(both[0][2], both[1][2], d.threads), d.threads)
 
 
-def _lines(op: ir.Operation, number: int, d: Distribution) -> tuple[ir.Value, RegisterLayout, tile_lines.Lines]:
+def lines_of_operand(
+    op: ir.Operation, number: int, d: Distribution
+) -> tuple[ir.Value, RegisterLayout, tile_lines.Lines]:
     """An operand of an op along lines, its layout, and shared memory for it."""
-    tile = ir.RankedTensorType(op.attributes[TILES[number]].value)
+    tile = ir.RankedTensorType(op.attributes[TILES[number] if number < len(TILES) else TILES[0]].value)
     layout, triangle = register_layout(tile), op.name == "kv.tile_solve" and number == 0
 
     def allocate(size: int) -> Pointer:
@@ -372,11 +374,6 @@ def _concatenate(op: Any, d: Distribution) -> ir.Value:
         fail(op, "joins tiles whose columns the warps divide: on this target only tiles with all columns in each warp")
     both = [*elements(op.left), *elements(op.right)]
     return from_elements([both[places[at]] for at in wanted])
-
-
-@RULES.lowers("kv.tile_store")
-def _store(op: Any, d: Distribution) -> None:
-    tile_memory.store_tokens(op, register_layout(op.operation.attributes["kv.tile"].value), d.threads)
 
 
 # --- products ----------------------------------------------------------------------------------------

@@ -9,6 +9,7 @@ import shlex
 import shutil
 import subprocess
 import sys
+import types
 import zipfile
 from email.parser import Parser
 from pathlib import Path
@@ -85,3 +86,29 @@ def test_both_wheels_are_installed_from_files_alone(monkeypatch, tmp_path):
         "--no-index", "--find-links", f"{tmp_path}/dist", "--find-links", f"{tmp_path}/files", "kvarn-vllm"
     ]  # fmt: skip
     assert "vllm.general_plugins" in load[-1]
+
+
+def test_what_the_release_serves_are_the_commands_of_the_page():
+    """``release/serve.py`` takes them from the page; its program for the page's Python has them unchanged."""
+    spec = importlib.util.spec_from_file_location("release_serve", ROOT / "release" / "serve.py")
+    serve = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(serve)
+    words, line = serve.page_commands(serve.PAGE.read_text())
+    assert words[:2] == ["vllm", "serve"]
+    assert words[3:] == ["--attention-config", '{"backend": "CUSTOM"}', "--kv-cache-dtype", "fp8"]
+    made, told = [], []
+    names = {
+        "sys": types.SimpleNamespace(argv=["", "MODEL", "{}", '["a"]']), "json": json,
+        "LLM": lambda *given, **options: made.append((given, options)) or types.SimpleNamespace(generate=answered),
+        "SamplingParams": dict, "print": lambda *given: told.append(given), "__name__": "__main__",
+    }  # fmt: skip
+
+    def answered(texts, params, use_tqdm):
+        assert texts == ["a"]
+        assert params["max_tokens"] == serve.TOKENS
+        return [types.SimpleNamespace(outputs=[types.SimpleNamespace(token_ids=(7, 8))])]
+
+    program = serve.PYTHON.replace("{line}", line).replace("{tokens}", str(serve.TOKENS))
+    exec(re.sub(r"^(import|from) .*$", "", program, flags=re.M), names)
+    assert made == [(("MODEL",), {"attention_config": {"backend": "CUSTOM"}, "kv_cache_dtype": "fp8"})]
+    assert told == [("TOKENS", "[[7, 8]]")]

@@ -105,3 +105,9 @@ func.func @lines(%x: tensor<64x64xbf16>, %y: tensor<64x64xf32>, %z: tensor<60x60
   "kv.tile_solve"(%y, %b) : (tensor<64x64xf32>, tensor<32x64xf32>) -> tensor<32x64xf32>
   return
 }
+
+func.func @tile_load_rows_from(%x: memref<?x64xbf16>, %m: tensor<64xi1>, %i: tensor<64xi32>) {
+  // expected-error @below {{'kv.tile_load_rows' op first_column must be a multiple of 16, got 8}}
+  "kv.tile_load_rows"(%x, %m, %i) {first_column = 8 : i64} : (memref<?x64xbf16>, tensor<64xi1>, tensor<64xi32>) -> tensor<64x32xbf16>
+  return
+}

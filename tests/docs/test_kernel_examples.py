@@ -15,7 +15,8 @@ from kvarn.dialect import dtypes
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "kernels"
 EXAMPLES = {path.stem: runpy.run_path(str(path)) for path in sorted(FOLDER.glob("*.py"))}
-TARGETS = ("host", "sm_90a", "sm_80")
+PRODUCER = "sm_90a, a producer"
+TARGETS = ("host", "sm_90a", PRODUCER, "sm_80")
 HEADS, SIZE, PAGE, MOST_LINES = 2, 64, 16, 60
 
 
@@ -24,8 +25,12 @@ def run(kernel, grid, target, *arguments):
     if target == "host":
         kernel[grid, 128](*arguments)
         return
+    block = 128
+    if target == PRODUCER:
+        block, target = 256, "sm_90a"
+        kernel = kernel.with_options(block=block, schedule={"producer": True, "stages": 3})
     specs = [kv.Buffer[dtypes.of(a.dtype), a.ndim] if isinstance(a, np.ndarray) else a for a in arguments]
-    report = kv.compile(kernel, *specs, target=target).emulate(grid, 128, *arguments)
+    report = kv.compile(kernel, *specs, target=target).emulate(grid, block, *arguments)
     assert not report.hazards
 
 

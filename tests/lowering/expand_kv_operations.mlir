@@ -115,20 +115,20 @@ func.func @latent_keys(%c: !latent, %layer: i32, %k: !row, %offsets: !table) {
 !lists = memref<?x?xi32, strided<[?, 1]>, 1>
 
 // Rows that a list names are gathered one by one into the same tiles, whatever the page size; one that names nothing
-// asks for no byte, which fills it with zeros. The kernel of rows does not read it.
+// asks for no byte, which fills it with zeros. Query rows of 8 bytes are gathered, and multiplied by mma.sync.
 // CHECK-LABEL: func.func @listed_rows
 // CHECK:         gpu.launch_func @kernels::@attention_latent_few blocks
-// CHECK:         gpu.launch_func @kernels::@attention_simt blocks
+// CHECK:         gpu.launch_func @kernels::@attention blocks
 // CHECK:       gpu.func @attention_latent_few({{.*}}name = "args.partials"}{{.*}}name = "args.lists"}, {{.*}}name = "args.list_counts"}
 // CHECK-NOT:     kv.load_tile
 // CHECK:         memref.load %{{.+}} : memref<?x?xi32, strided<[?, 1]>, 1>
 // CHECK:         %[[OPERAND:.+]] = "kv.make_operand"
 // CHECK:         "kv.block_ptr"(%[[OPERAND]]
 // CHECK:         nvvm.cp.async.shared.global %{{.+}}, %{{.+}}, 16, cache = cg, %{{.+}} : !llvm.ptr<3>, !llvm.ptr<1>, i32
-// CHECK:       gpu.func @attention_simt({{.*}}name = "a.out"}{{.*}}name = "a.lists"}
+// CHECK:       gpu.func @attention({{.*}}name = "a.out"}{{.*}}name = "a.lists"}
 // CHECK-NOT:     list_counts
-// CHECK:         scf.if
-// CHECK:         "kv.load"
+// CHECK:         "kv.tile_gather"(%arg2
+// CHECK:         "kv.tile_load"(
 // HOST-LABEL: func.func @listed_rows
 // HOST:         gpu.launch_func @kernels::@attention blocks
 // HOST:         gpu.launch_func @kernels::@attention_2 blocks

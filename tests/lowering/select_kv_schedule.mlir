@@ -166,8 +166,8 @@ func.func @rule(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32
 
 // -----
 
-!pool = !kv.collection<"paged", bf16, 8 : i64, 20 : i64, false, 16 : i64, none, 1 : i64>
-!rows = memref<?x32x20xbf16, strided<[?, ?, 1]>, 1>
+!pool = !kv.collection<"paged", bf16, 8 : i64, 520 : i64, false, 16 : i64, none, 1 : i64>
+!rows = memref<?x32x520xbf16, strided<[?, ?, 1]>, 1>
 !small = !kv.collection<"paged", bf16, 8 : i64, 128 : i64, false, 4 : i64, none, 1 : i64>
 !whole = memref<?x32x128xbf16, strided<[?, ?, 1]>, 1>
 !table = memref<?xi32, strided<[1]>, 1>
@@ -177,8 +177,8 @@ func.func @rule(%c: !pool, %layer: i32, %q: !rows, %offsets: !table, %scale: f32
 // CHECK:         kind = "simt"
 // CHECK:         kind = "tile"
 // CHECK:         kind = "simt"
-// REMARK:      remark: missed: kind simt is not the fastest: a kernel of kind decode needs a head size of a multiple of 8 up to 512, got 20 [select-kv-schedule]
-// REMARK:      remark: missed: kind simt is not the fastest: a kernel of kind tile needs a head size of a multiple of 8 up to 512, got 20
+// REMARK:      remark: missed: kind simt is not the fastest: a kernel of kind decode needs a head size of a multiple of 8 up to 512, got 520 [select-kv-schedule]
+// REMARK:      remark: missed: kind simt is not the fastest: a kernel of kind tile needs a head size up to 512, got 520
 // REMARK-NOT:  remark:
 func.func @slower(%c: !pool, %s: !small, %layer: i32, %q: !rows, %w: !whole, %offsets: !table, %scale: f32, %out: !rows, %to: !whole) {
   "kv.attention"(collection = %c, layer = %layer, query = %q, row_offsets = %offsets, scale = %scale, out = %out) {kv.row_alignment = 16 : i64, mask = "causal", span = 0 : i64, softcap = 0.0 : f32, schedule = {max_queries = 1 : i64}} : (!pool, i32, !rows, !table, f32, !rows) -> ()

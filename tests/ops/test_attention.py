@@ -218,6 +218,38 @@ def test_an_output_is_allocated_like_the_query():
     assert not kv.ops.attention(c, 1, query[:0], np.zeros(3, np.uint32)).size
 
 
+@pytest.mark.parametrize(
+    ("kernel", "options"),
+    [
+        ("tile", {"dtype": "bf16"}), ("tile", {"dtype": "f8e4m3", "schedule": {"splits": 2}}),
+        ("mma", {"dtype": "f16", "head_size": 40}), ("mma", {"dtype": "bf16", "schedule": {"splits": 2}}),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_rows_may_be_aligned_to_their_elements_only(kernel, options):
+    """Query, output and a prior result are slices; the kernels of one row at a time find the same."""
+    found = []
+    for kind in (kernel, "simt"):
+        place, case = on(
+            kind, [150, 0], [9, 3], **{**options, "schedule": options.get("schedule", {}) if kind == kernel else {}}
+        )
+        rng, shape = np.random.default_rng(3), case.query_rows.shape
+        wide = [
+            np.full((*shape[:-1], shape[-1] + 3), 72, dtype) for dtype in (*[case.query_rows.dtype] * 2, np.float32)
+        ]
+        query, out, prior = (x[..., 3:] for x in wide)
+        query[...], prior[...] = case.query_rows, rng.standard_normal(shape)
+        before = rng.standard_normal(shape[:-1]).astype(np.float32)
+        with place.active():
+            kv.ops.attention(
+                case.problem.collection, LAYER, query, case.offsets, out=out, prior=(prior, before),
+                schedule=case.scheduled(),
+            )  # fmt: skip
+        assert (wide[1][..., :3] == 72).all()
+        found.append(out.astype(np.float64))
+    np.testing.assert_allclose(*found, rtol=1e-2, atol=1e-2)
+
+
 @pytest.mark.parametrize("kernel", ["simt", "mma", "decode"])
 def test_scales_may_be_aligned_to_those_of_one_head(kernel):
     place, case = on(

@@ -78,15 +78,20 @@ TILED = [
 ]  # fmt: skip
 
 
+BY_MMA = [TILED[0], ("f16", "f16", {"page_size": 1, "nope": 48, "values": 24, "rope": 32}), TILED[5]]
+
+
 @pytest.mark.whole
 @pytest.mark.parametrize(
-    ("dtype", "of", "options"),
-    [pytest.param(*x, marks=[] if i in (1, 4) else [pytest.mark.thorough]) for i, x in enumerate(TILED)],
+    ("target", "dtype", "of", "options"),
+    [pytest.param("sm_90a", *x, marks=[] if i in (1, 4) else [pytest.mark.thorough]) for i, x in enumerate(TILED)]
+    + [pytest.param("sm_80", *x, marks=[] if i == 1 else [pytest.mark.thorough]) for i, x in enumerate(BY_MMA)],
     ids=str,
 )
-def test_chunks_over_tiles_are_dense_attention(dtype, of, options):
+def test_chunks_over_tiles_are_dense_attention(target, dtype, of, options):
     """Keys and values are slices of one buffer, and what no sequence has is NaN; no race, no write beside the rows."""
-    p = prefill(12, dtype, query=of, **TILES, **options)
+    p = prefill(12, dtype, query=of, **{**TILES, **options})
+    nope, values = p.key_weights.shape[1], p.value_weights.shape[1]
     if dtype == "i8":
         p.query = (p.query / 16).astype(p.query.dtype)
     plan, needed = chunks_of(p, 80)
@@ -96,8 +101,8 @@ def test_chunks_over_tiles_are_dense_attention(dtype, of, options):
         *parts, rows, taken = decompressed(p, plan, c, 80)
         both = np.concatenate([*parts, np.zeros((80, 2, 24), p.query.dtype)], 2)
         both[rows[-1] :] = np.nan
-        chunk = both[..., :64], both[..., 64:104], rows, taken
-        with kv.emulated("sm_90a") as report:
+        chunk = both[..., :nope], both[..., nope : nope + values], rows, taken
+        with kv.emulated(target) as report:
             attend(p, chunk, query, accumulate=c > 0, schedule=TILE, **found)
         assert report.hazards == []
     out, lse = found["out"], found["lse"]
@@ -125,7 +130,7 @@ def test_chunks_over_tiles_are_chosen_where_they_fit():
     p = prefill(13, "bf16", **TILES)
     with kv.emulated("sm_90a"):
         for given, message in (
-            (prefill(13, **TILES), "kind tile needs a query of bf16 or f16 for products by wgmma, got f32"),
+            (prefill(13, **TILES), "kind tile needs a query of bf16 or f16, got f32"),
             (prefill(13, "bf16", **{**TILES, "nope": 40}), "needs keys of a multiple of 64 columns and of 16 from the"),
             (prefill(13, "bf16", **{**TILES, "values": 264}), "kind tile needs values of up to 256 columns, got 264"),
         ):
@@ -135,6 +140,14 @@ def test_chunks_over_tiles_are_chosen_where_they_fit():
         plan, _ = chunks_of(p, 16)
         with pytest.raises(ValueError, match="the schedule's splits must be 1 for a prefill's chunk, got 2"):
             one_chunk(p, plan, 0, 16, schedule={"kind": "tile", "splits": 2})
+    with kv.emulated("sm_80"):
+        rows = prefill(13, "f8e4m3", query="bf16", bf16_rope=True, **TILES)
+        plan, _ = chunks_of(rows, 16)
+        with pytest.raises(ValueError, match="needs latent rows of one type for products by mma.sync"):
+            one_chunk(rows, plan, 0, 16, schedule=TILE)
+        plan, _ = chunks_of(p, 16)
+        with pytest.raises(ValueError, match="the schedule's keys must be a multiple of 64, got 32"):
+            one_chunk(p, plan, 0, 16, schedule={"kind": "tile", "keys": 32})
 
 
 @pytest.mark.parametrize("tokens", [1, 5, 72, 100])

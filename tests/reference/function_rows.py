@@ -334,7 +334,7 @@ BLOCKS = [
                                 ({"min_tiles": 1}, "| decode"))),
     *(function_row(f"neither tiles nor decodes: heads of {size}, {schedule}", kernels, [60, 3], [4, 9],
                    head_size=size, mask=DOCUMENTS, form=ByBlocks(), schedule=schedule)
-      for size, schedule, kernels in ((12, {}, "auto"), (32, {}, "| simt"), (32, {"max_queries": 8}, "| simt"))),
+      for size, schedule, kernels in ((520, {}, "auto"), (32, {}, "| simt"), (32, {"max_queries": 8}, "| simt"))),
     *(function_row(f"latent rows by blocks: {dtype}, {schedule}", kernels, [200, 0, 70], [2, 3, 1], dtype=dtype,
                    mask=DOCUMENTS, schedule=schedule, **LATENT, **given)
       for dtype, schedule, kernels, given in (

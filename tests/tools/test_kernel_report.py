@@ -229,3 +229,14 @@ def test_explain_runs_and_writes(tmp_path, capsys):
     assert cli.main(common) == 0
     assert "emulated for sm_80: f (1 block)" in capsys.readouterr().out
     assert cli.main([*common[:3], "host", *common[4:]]) == 2
+
+
+def test_no_line_of_the_text_is_longer_than_160_characters(capsys):
+    """Grids and scratch memory of fused operations are formulas, and passes change many kinds of operations."""
+    pool = "collection=collection(paged(bf16, num_heads=8, head_size=128, page_size=16))"
+    options = ["--target", "sm_90a", "--spec", pool, "--spec", "query=buffer(bf16, (none, 32, 128))"]
+    assert cli.main(["explain", "--op", "attention", *options]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert any(line.startswith("distribute-kv-tiles") for line in lines)
+    assert any(line.startswith("scratch workspace0") for line in lines)
+    assert max(map(len, lines)) <= 160

@@ -30,7 +30,7 @@ from kvarn.dispatch import FixedSchedule
 
 from . import support
 from .mla import KvarnMla
-from .pages import CALLS, COLLECTIONS, KvarnMetadata, LayerPages
+from .pages import CALLS, COLLECTIONS, KvarnMetadata, LayerPages, Scales
 
 if reason := support.unknown_version(vllm.__version__):
     raise RuntimeError(reason)
@@ -90,10 +90,7 @@ class KvarnBackend(AttentionBackend):
         device_capability: Any = None,
         **asked: Any,
     ) -> list[str]:
-        found = support.reasons(head_size, dtype, kv_cache_dtype, block_size, attn_type, device_capability, asked)
-        if asked.get("use_mla") and (reason := support.unknown_version(vllm.__version__, support.MLA_TESTED)):
-            found.append(f"MLA: {reason}; {support.INSTEAD_OF_MLA}")
-        return found
+        return support.reasons(head_size, dtype, kv_cache_dtype, block_size, attn_type, device_capability, asked)
 
     # --- the pool's layout: pages, heads, tokens, a key and its value. vLLM asks by these two up to 0.32 ---
 
@@ -236,7 +233,7 @@ class KvarnAttention(AttentionImpl[KvarnMetadata]):
             num_heads, self.num_kv_heads, head_size, kv_cache_dtype, sliding_window, logits_soft_cap,
             alibi_slopes is None, sinks is None,
         )  # fmt: skip
-        self._scales: tuple[float, float, torch.Tensor | None] = (1.0, 1.0, None)
+        self._scales = Scales()
         self._pages = LayerPages("packed", kv_cache_dtype)
 
     def process_weights_after_loading(self, act_dtype: torch.dtype) -> None:
@@ -247,17 +244,9 @@ class KvarnAttention(AttentionImpl[KvarnMetadata]):
         else:
             self._options["sinks"] = self.sinks.detach().float()
 
-    def _scaled(self, layer: Any, device: torch.device) -> tuple[float, float, torch.Tensor | None]:
-        """The scales of an fp8 layer's keys and values, and the tensor of both for an append if they are not 1."""
-        found = layer._k_scale_float, layer._v_scale_float
-        if found != self._scales[:2]:
-            both = None if found == (1.0, 1.0) else torch.tensor(found, dtype=torch.float32, device=device)
-            self._scales = (*found, both)
-        return self._scales
-
     def prepare(self, layer: Any, device: torch.device) -> None:
         """Put on the device what a layer's calls read beside the step's tensors."""
-        self._scaled(layer, device)
+        self._scales.of(layer, device)
 
     def run_empty(self, layer: Any, pool: torch.Tensor, step: KvarnMetadata, dtype: torch.dtype) -> None:
         """Run a step without tokens, which compiles and loads what a step of its shape needs."""
@@ -285,12 +274,12 @@ class KvarnAttention(AttentionImpl[KvarnMetadata]):
             return output.fill_(0)
         if output_scale is not None or output_block_scale is not None:
             raise NotImplementedError(f"kvarn-vllm does not serve an output of 8 bits; {support.INSTEAD}")
-        if kv_cache is not self._pages.pool and "alibi_slopes" in self._options:
+        if "alibi_slopes" in self._options and not self._pages.has(kv_cache):
             self._options["alibi_slopes"] = self._options["alibi_slopes"].to(kv_cache.device)
         pages = self._pages.of(kv_cache, step)
         scale, value_scale, scales = self.scale, 1.0, None
         if self.kv_cache_dtype in support.FP8:
-            key_scale, value_scale, scales = self._scaled(layer, output.device)
+            key_scale, value_scale, scales = self._scales.of(layer, output.device)
             scale *= key_scale
         if not self.shares:
             kv.ops.append(pages, 0, key, value, step.offsets, tensor_scales=scales)

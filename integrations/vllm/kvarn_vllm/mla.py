@@ -13,7 +13,7 @@ import kvarn as kv
 from kvarn.dispatch import FixedSchedule
 
 from . import support
-from .pages import CALLS, KvarnMetadata, LayerPages
+from .pages import CALLS, KvarnMetadata, LayerPages, Scales
 
 
 class KvarnMla(MLAAttentionImpl[KvarnMetadata]):
@@ -54,10 +54,12 @@ class KvarnMla(MLAAttentionImpl[KvarnMetadata]):
         self.kind = ("MLA", num_heads, head_size, kv_lora_rank, kv_cache_dtype)
         self._options = {"schedule": FixedSchedule(batch_invariant=True)} if envs.VLLM_BATCH_INVARIANT else {}
         self._pages = LayerPages("MLA", kv_cache_dtype)
+        self._scales = Scales()
         self._rows: torch.Tensor | None = None
 
     def prepare(self, layer: Any, device: torch.device) -> None:
-        """Nothing: latent rows have no scales."""
+        """Put on the device what a layer's calls read beside the step's tensors."""
+        self._scales.of(layer, device)
 
     def run_empty(self, layer: Any, pool: torch.Tensor, step: KvarnMetadata, dtype: torch.dtype) -> None:
         """Run a step without tokens, which compiles and loads what a step of its shape needs."""
@@ -73,6 +75,7 @@ class KvarnMla(MLAAttentionImpl[KvarnMetadata]):
         slot_mapping: torch.Tensor,
         kv_cache_dtype: str,
         k_scale: torch.Tensor,
+        skip_scale: bool = False,
     ) -> None:
         """Keep the step's rows for the call of attention that follows, which knows sequences and not slots alone."""
         self._rows = torch.cat([kv_c_normed.unsqueeze(1), k_pe.view(-1, 1, k_pe.shape[-1])], -1)
@@ -89,10 +92,14 @@ class KvarnMla(MLAAttentionImpl[KvarnMetadata]):
         assert rows is not None
         self._rows = None
         pages = self._pages.of(kv_c_and_k_pe_cache, step)
-        kv.ops.append(pages, 0, rows, None, step.offsets)
+        row_scale, scales = 1.0, None
+        if self.kv_cache_dtype in support.FP8:
+            row_scale, _, scales = self._scales.of(layer, rows.device)
+        kv.ops.append(pages, 0, rows, None, step.offsets, tensor_scales=scales)
         query = q if isinstance(q, torch.Tensor) else torch.cat(q, -1)
-        out = kv.ops.mla_attention(
-            pages, 0, query, step.offsets, value_size=self.kv_lora_rank, scale=self.scale, **self._options
-        )
+        size, scale = self.kv_lora_rank, self.scale * row_scale
+        out = kv.ops.mla_attention(pages, 0, query, step.offsets, value_size=size, scale=scale, **self._options)
+        if row_scale != 1.0:  # values are the rows' first columns
+            out.mul_(row_scale)
         CALLS["decodes" if step.most == 1 else "prefills"] += 1
         return out, None

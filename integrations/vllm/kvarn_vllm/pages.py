@@ -51,20 +51,25 @@ class LayerPages:
     """A layer's pages: a collection for every shape of a step that was seen, over the engine's own pool and tables."""
 
     def __init__(self, layout: str, cache_dtype: str) -> None:
-        self.pool: torch.Tensor | None = None
+        self._pool: tuple[int, torch.Size] | None = None
         self._layout, self._narrow = layout, cache_dtype in support.FP8
         self._pages: Any = None
         self._made: dict[tuple[int, ...], kv.ForeignPages] = {}
 
+    def has(self, pool: torch.Tensor) -> bool:
+        """Whether the pages are those of a pool; vLLM may make a view of it anew for every call."""
+        return self._pool == (pool.data_ptr(), pool.shape)
+
     def of(self, pool: torch.Tensor, step: KvarnMetadata) -> kv.ForeignPages:
         """The pages with the tables of a step; a repeated shape costs a dictionary lookup."""
-        made = self._made.get(step.key) if pool is self.pool else None
+        same = self.has(pool)
+        made = self._made.get(step.key) if same else None
         if made is not None:
             return made
-        if pool is not self.pool:
+        if not same:
             data = pool.view(torch.float8_e4m3fn) if self._narrow else pool
             self._pages = kv.ForeignPages.vllm(data, step.lengths, step.table, layout=self._layout)
-            self.pool = pool
+            self._pool = pool.data_ptr(), pool.shape
             self._made.clear()
         elif len(self._made) >= COLLECTIONS:
             self._made.clear()
@@ -73,3 +78,18 @@ class LayerPages:
             step.lengths, step.table, max_seq_length=step.most, max_cache_length=longest
         )
         return made
+
+
+class Scales:
+    """The scales of a layer's fp8 cache."""
+
+    def __init__(self) -> None:
+        self._found: tuple[float, float, torch.Tensor | None] = (1.0, 1.0, None)
+
+    def of(self, layer: Any, device: torch.device) -> tuple[float, float, torch.Tensor | None]:
+        """Those of keys and values, and the tensor of both for an append if they are not 1."""
+        found = layer._k_scale_float, layer._v_scale_float
+        if found != self._found[:2]:
+            both = None if found == (1.0, 1.0) else torch.tensor(found, dtype=torch.float32, device=device)
+            self._found = (*found, both)
+        return self._found

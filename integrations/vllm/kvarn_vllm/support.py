@@ -17,8 +17,6 @@ LARGEST_HEAD = 256
 CAPABILITY = (8, 0)
 INSTEAD = "use FLASH_ATTN, FLASHINFER or TRITON_ATTN"
 INSTEAD_OF_MLA = "use FLASHMLA or FLASH_ATTN_MLA"
-MLA_TESTED = ((0, 26), (0, 26))  # the same of models with MLA
-MLA_CACHE_DTYPES = ["auto", "float16", "bfloat16"]
 LONGEST_ROW = 576  # elements of a latent row
 
 # Arguments of vLLM's validate_configuration that may be set. Those that are not known are refused where they are set.
@@ -33,10 +31,10 @@ _NAMES = {
 }
 
 
-def unknown_version(version: str, tested: tuple[tuple[int, int], tuple[int, int]] = TESTED) -> str | None:
+def unknown_version(version: str) -> str | None:
     """Why a version of vLLM is not served, or None."""
     numbers = version.split("+")[0].split(".")[:2]
-    first, last = tested
+    first, last = TESTED
     if all(n.isdigit() for n in numbers) and first <= tuple(map(int, numbers)) <= last:
         return None
     known = f"{'.'.join(map(str, first))} to {'.'.join(map(str, last))}"
@@ -60,9 +58,8 @@ def reasons(
         found.append(f"head size {head_size}: sizes are multiples of {HEADS} up to {LARGEST_HEAD}")
     if dtype not in DTYPES:
         found.append(f"dtype {dtype}: {_listed(DTYPES)} are served")
-    known = MLA_CACHE_DTYPES if mla else CACHE_DTYPES
-    if kv_cache_dtype is not None and kv_cache_dtype not in known:
-        found.append(f"kv_cache_dtype {kv_cache_dtype}{' with MLA' * mla}: {_listed(known)} are served")
+    if kv_cache_dtype is not None and kv_cache_dtype not in CACHE_DTYPES:
+        found.append(f"kv_cache_dtype {kv_cache_dtype}: {_listed(CACHE_DTYPES)} are served")
     own = {"float16": torch.float16, "bfloat16": torch.bfloat16}.get(str(kv_cache_dtype), dtype)
     if own != dtype:
         found.append(f"kv_cache_dtype {kv_cache_dtype} for a model of {dtype}: a cache of floats has the model's type")
@@ -100,7 +97,7 @@ def check_engine(config: Any, spec: Any) -> None:
         found.append("kv_sharing_fast_prefill")
     if getattr(config.model_config, "rswa_window", None) is not None:
         found.append("a sliding window with a prompt that stays visible")
-    if getattr(spec, "head_size_v", None) not in (None, spec.head_size):
+    if getattr(spec, "head_size_v", None) not in (None, spec.head_size) and spec.head_size <= LARGEST_HEAD:
         found.append(f"values of {spec.head_size_v} elements with keys of {spec.head_size}")
     if found:
         raise ValueError("; ".join(f"kvarn-vllm does not serve {reason}; {INSTEAD}" for reason in found))

@@ -71,10 +71,11 @@ def engine(name: str, **options: Any) -> Iterator[LLM]:
         "dtype": "float32", "max_model_len": 256, "max_num_seqs": 8, "seed": 0, "block_size": 16,
         "kv_cache_memory_bytes": 64 << 20, "max_num_batched_tokens": 32, "enable_prefix_caching": True,
         "attention_config": {"backend": "CUSTOM"}, "compilation_config": {"custom_ops": ["none"], "mode": 0},
+        "enforce_eager": True,
     }  # fmt: skip
     llm = None
     try:
-        llm = LLM(saved(name), skip_tokenizer_init=True, enforce_eager=True, **{**given, **options})
+        llm = LLM(saved(name), skip_tokenizer_init=True, **{**given, **options})
         CALLS.clear()
         yield llm
     finally:
@@ -119,6 +120,7 @@ def wrong(
     greedy: bool = True,
     attention: str = "eager",
     dtype: torch.dtype = torch.float32,
+    logprobs: bool = True,
 ) -> list[str]:
     """What transformers, given the engine's own tokens, says otherwise: another best token, another log-probability.
 
@@ -140,12 +142,26 @@ def wrong(
         expected = logits.log_softmax(-1)
         chosen = torch.tensor(answer.tokens)[:, None]
         gap = (expected.max(-1).values - expected.gather(1, chosen)[:, 0]).max().item()
-        far = (expected.gather(1, chosen)[:, 0] - torch.tensor(answer.logprobs)).abs().max().item()
+        logged = expected.gather(1, chosen)[:, 0] - torch.tensor(answer.logprobs) if logprobs else torch.zeros(1)
+        far = logged.abs().max().item()
         if greedy and gap > bound:
             problems.append(f"prompt {i}: the chosen token is {gap:.3g} below the best")
         if far > bound:
             problems.append(f"prompt {i}: a log-probability is {far:.3g} off")
     return problems
+
+
+def distance(name: str, found: list[Answer]) -> float:
+    """How far log-probabilities of a bf16 engine are from those of its weights in float32, root mean square."""
+    model = hf.AutoModelForCausalLM.from_pretrained(saved(name), dtype=torch.bfloat16, attn_implementation="eager")
+    model.float()
+    squares = []
+    for answer in found:
+        with torch.no_grad():
+            logits = model(torch.tensor([answer.prompt + answer.tokens])).logits[0, len(answer.prompt) - 1 : -1]
+        expected = logits.log_softmax(-1).gather(1, torch.tensor(answer.tokens)[:, None])[:, 0]
+        squares.append((expected - torch.tensor(answer.logprobs)).square())
+    return torch.cat(squares).mean().sqrt().item()
 
 
 def rounded(scales: tuple[float, float]) -> str:

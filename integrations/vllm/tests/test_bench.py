@@ -3,6 +3,8 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from kvarn_vllm import backend
 
@@ -28,3 +30,14 @@ def test_a_backend_that_is_not_here_is_named():
     (found,) = engine.measure(arrays("host"), engine.SMALL[0], ["FLASHINFER"])
     assert not found["ok"]
     assert "Error" in found["note"]
+
+
+def test_a_backend_that_is_late_is_given_up(monkeypatch):
+    monkeypatch.setattr(engine, "SECONDS", 1)
+    monkeypatch.setattr(engine, "_late", set())
+    monkeypatch.setattr(engine.Contestant, "prepare", lambda self: time.sleep(60))
+    began = time.monotonic()
+    for _ in range(2):  # the second time at once
+        (found,) = engine.measure(arrays("host"), engine.SMALL[0], ["kvarn"])
+        assert found["note"] == "TimeoutError: not ready after 1 s"
+    assert time.monotonic() - began < 30

@@ -9,17 +9,17 @@ import vllm
 from kvarn_vllm import backend
 from kvarn_vllm.backend import CALLS
 from models import answers, engine, prompts, rounded, wrong
+from transformers.models.deepseek_v3 import modeling_deepseek_v3
 
 import kvarn as kv
 
 # vLLM computes Bloom's GELU without the approximation that transformers makes.
 BOUNDS = {"bloom": 2e-2}
 # vLLM's experts need its compiled part from 0.33 on.
-WITH_MLA = pytest.param("deepseek", marks=pytest.mark.skipif(vllm.__version__ > "0.26.9", reason="refused"))
 WITH_EXPERTS = pytest.param("gpt_oss", marks=pytest.mark.skipif(vllm.__version__ > "0.26.9", reason="compiled experts"))
 
 
-@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral", "gemma2", "gemma3", "bloom", WITH_MLA, WITH_EXPERTS])
+@pytest.mark.parametrize("name", ["llama", "qwen3", "mistral", "gemma2", "gemma3", "bloom", "deepseek", WITH_EXPERTS])
 def test_an_engine_chooses_the_tokens_of_transformers(name):
     """Prompts in chunks, chunks beside decodes, and a prompt whose beginning is cached; every layer is kvarn's."""
     with engine(name) as llm:
@@ -83,6 +83,35 @@ def test_fp8_caches_with_their_scales(scales):
 # --- a wrong copy is noticed
 
 
+@pytest.mark.parametrize("scale", [1.0, 0.04])
+def test_fp8_rows_of_mla_with_their_scale(scale, monkeypatch):
+    def stored(x):
+        return (x / scale).clamp(-448, 448).to(torch.float8_e4m3fn).float() * scale
+
+    with engine("deepseek", kv_cache_dtype="fp8") as llm:
+        layers = llm.llm_engine.vllm_config.compilation_config.static_forward_context.values()
+        for layer in layers:
+            layer._k_scale_float = scale
+        found = answers(llm, prompts(5, 40, 70))
+        assert {layer.kv_cache.dtype.itemsize for layer in layers} == {1}
+    assert wrong("deepseek", found, 0.05) != []  # rows of floats differ by more
+    norm = modeling_deepseek_v3.DeepseekV3RMSNorm.forward
+    monkeypatch.setattr(
+        modeling_deepseek_v3.DeepseekV3RMSNorm,
+        "forward",
+        lambda self, x: stored(norm(self, x)) if x.shape[-1] == 512 else norm(self, x),
+    )
+    for name in ("apply_rotary_pos_emb", "apply_rotary_pos_emb_interleave"):
+        rotate = getattr(modeling_deepseek_v3, name)
+
+        def rotated(*given, rotate=rotate, **more):
+            query, key = rotate(*given, **more)
+            return query, stored(key)
+
+        monkeypatch.setattr(modeling_deepseek_v3, name, rotated)
+    assert wrong("deepseek", found, 0.05) == []
+
+
 def one_token_less(seq_lens, starts, ends, out):
     out.copy_((seq_lens + starts - ends - 1).clamp(min=0))
 
@@ -105,7 +134,7 @@ def _changed(name="attention", **change):
         ("gemma3", "attention", _changed(window=None)),
         ("bloom", "attention", _changed(alibi_slopes=None)),
         pytest.param(*("gpt_oss", "attention", _changed(sinks=None)), marks=WITH_EXPERTS.marks),
-        pytest.param("deepseek", "mla_attention", _changed("mla_attention", scale=0.05), marks=WITH_MLA.marks),
+        ("deepseek", "mla_attention", _changed("mla_attention", scale=0.05)),
     ],
     ids=["lengths", "mask", "softcap", "window", "slopes", "sinks", "scale"],
 )

@@ -32,9 +32,6 @@ from ..common import (
 )
 from .quantize import Quantizer
 
-WIDEST = 8  # elements of one load
-RESIDENT = 1024  # threads of a multiprocessor with 64 registers each
-
 
 @dataclass(frozen=True)
 class RowCopy:
@@ -144,12 +141,7 @@ def quantize_kernel(work: Work, rows: Rows, quantizer: Quantizer, halves: int, s
         known = kv.f32(given_scale[token, h, part // quantizer.group.lanes]) if given else None
         quantizer.write(cache, b, h, position, part, active, held[n], of_heads[n].read, known)
 
-    # Rotating takes about as long as reading: more warps with fewer registers each overlap them.
-    busy = quantizer.width > WIDEST and quantizer.spec.rotation
-    resident = RESIDENT // work.threads if busy else 0
-    of_blocks = kv.kernel(block=(work.threads, 1, 1), min_blocks=resident) if resident else kv.kernel
-
-    @of_blocks
+    @kv.kernel
     def append_quantized(collection, layer: kv.i32, row_offsets, key, value, key_scale, value_scale):
         begin(early)
         of_tensor = key_scale if scales == "tensor" else None

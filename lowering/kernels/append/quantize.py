@@ -12,7 +12,7 @@ from kvarn import dsl as kv
 from kvarn.dialect import codes
 from kvarn.dialect.dtypes import CODED, bounds, f16
 from kvarn.dialect.layout import CacheSpec
-from kvarn.dialect.records import MOST_ZERO
+from kvarn.dialect.records import MOST_VALUE
 from kvarn.dsl import ptx
 
 from .. import hadamard
@@ -140,11 +140,10 @@ class Quantizer:
         least, greatest = held[0], held[0]
         for x in held[1:]:
             least, greatest = kv.math.min(least, x), kv.math.max(greatest, x)
-        least = -self.group.max((-least).reduce("max"))
-        greatest = self.group.max(greatest.reduce("max"))
-        least = kv.math.max(kv.math.min(least, MOST_ZERO), -MOST_ZERO)
+        ends = -self.group.max((-least).reduce("max")), self.group.max(greatest.reduce("max"))
+        least, greatest = (kv.math.max(kv.math.min(x, MOST_VALUE), -MOST_VALUE) for x in ends)
         reach = kv.math.max((greatest - least) * (1.0 / self.spec.dtype.largest), kv.math.abs(least) * 2.0**-15)
-        scale, in_cache = stored_scale(kv.math.min(reach, dtype.largest), self.spec)
+        scale, in_cache = stored_scale(reach, self.spec)
         inverse = 1.0 / scale
         zero = dtype(least * inverse)
         if active:

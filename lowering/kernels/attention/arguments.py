@@ -42,8 +42,6 @@ class AttentionArguments:
         Of a launch: the partial results, and a count of the finished ones.
     max_units : i32
         Of a launch: the most work units of a batch.
-    units_beside : i32
-        Of a launch that divides a batch: the most work units where both kernels have rows.
     few : i32
         Of a launch that divides a batch: the most new tokens of the sequences that a kernel of kind decode has.
     key_map : TMA descriptor
@@ -80,7 +78,6 @@ class AttentionArguments:
     partials: Any = None
     counters: Any = None
     max_units: Any = None
-    units_beside: Any = None
     few: Any = None
     key_map: Any = None
     sinks: Any = None

@@ -149,6 +149,8 @@ class Case:
         Whether each query row has a list of pool rows.
     chunk : Chunk, optional
         The chunk, for an MLA prefill's chunk.
+    aligned : bool
+        Whether the rows of query and output are aligned to 16 bytes, and have a multiple of 8 columns.
     """
 
     row: RowFormat
@@ -165,6 +167,11 @@ class Case:
     blocks: tuple[int, int] | None = None
     listed: bool = False
     chunk: Chunk | None = None
+    aligned: bool = True
+
+    def alignment_of(self, dtype: DType) -> int | None:
+        """Alignment in bytes of a vector of a query's or an output's elements; None: that of the whole vector."""
+        return None if self.aligned else dtype.itemsize
 
     @property
     def of_chunk(self) -> Chunk:

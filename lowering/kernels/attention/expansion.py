@@ -27,13 +27,14 @@ from kvarn.lowering.tiles.ir import WGMMA
 
 from .. import expands
 from ..base import Expansion
-from ..common import row_alignment
-from . import kernel as attention_tiles, launch as tile_launch, rows as attention_rows
+from ..common import BYTES, row_alignment
+from . import kernel as attention_tiles, launch as tile_launch, rotated, rows as attention_rows
 from .arguments import AttentionArguments
 from .case import Case, Masking
 from .decode import kernel as attention_decode
 from .queries import batch_of, heads_of, is_padded, row_count
 
+COLUMNS = 8  # of a row that are loaded or written together
 WIDEST_ROWS = 16  # row alignment in bytes when a block mask is made: the attention's own is not known then
 LISTED_KEYS = 64  # keys per tile of a decode's block mask, at least
 
@@ -51,6 +52,7 @@ def case_of(op: Any, at: Expansion) -> Case:
         value_size=spec.head_size, mask=Masking(op.mask.value, op.span.value), softcap=op.softcap.value,
         score=score_of(op), alibi=op.alibi_slopes is not None, padded=is_padded(op),
         pages=getattr(op, "pages", None) is not None, blocks=block_tile(op),
+        aligned=row_alignment(op) >= BYTES and spec.head_size % COLUMNS == 0,
     )  # fmt: skip
 
 
@@ -145,8 +147,6 @@ def few_queries(case: Case, place: Place) -> int:
     paid = (case.spec.converted or by_wgmma) and place.target.has("pdl")
     if fixed or single or not paid or place.of_operands:
         return 0
-    if case.functions and measured("functions_by_tiles", place.target) and _stored_tiles(case, place):
-        return 0
     # One new token, or as many as the columns of one product hold: more would cost all sequences instructions.
     columns = max(1, decode_schedule.COLUMNS // case.group)
     most = min(decode_rows(case, place, place.sequences) // case.group, columns)
@@ -180,7 +180,7 @@ def kind_of(op: Any, at: Expansion, case: Case) -> str:
         return _kind_with_blocks(case, place)
     kind = place.schedule.get("kind")
     if kind == "tile":
-        problems = tile_schedule.problems(case, at.target, place.row_alignment, at.schedule)
+        problems = tile_schedule.problems(case, at.target, place.row_alignment, at.schedule) + _of_prior(op, case)
     else:
         problems = decode_problems(case, place, place.max_batch) if kind == "decode" else []
     for problem in problems:
@@ -198,7 +198,15 @@ def kind_of(op: Any, at: Expansion, case: Case) -> str:
                 "batch_invariant cannot be guaranteed: fewer sequences have a kernel of kind decode, which "
                 f"{problems[0]}; choose a kind"
             )
-    return "simt" if tile_schedule.problems(case, at.target, place.row_alignment) else "tile"
+    problems = tile_schedule.problems(case, at.target, place.row_alignment) + _of_prior(op, case)
+    return "simt" if problems else "tile"
+
+
+def _of_prior(op: Any, case: Case) -> list[str]:
+    """Why tiles do not continue a prior result: theirs is rotated until they end."""
+    if case.spec.rotation and getattr(op, "prior", None) is not None:
+        return ["needs no prior result over rotated heads, got one"]
+    return []
 
 
 def _kind_with_blocks(case: Case, place: Place) -> str:
@@ -276,10 +284,15 @@ def expand(op: Any, at: Expansion) -> None:
         attention_decode.launch(case, at, op)()
     elif kind == "tile":
         config, few = tile_schedule.configured(case, at.target, at.schedule), few_of_launch(op, at)
+        rotation = case.spec.rotation
+        if rotation:
+            rotated.rotate(case, at, op, op.query, few)
         combine = None if few is None else attention_decode.launch(case, at, op, few)
         tile_launch.launch(config, at, op, few)
         if combine is not None:
             combine()
+        if rotation:
+            rotated.rotate(case, at, op, op.out, few)
     elif kind == "host" and attention_tiles.fits_host(case):  # there are no tiles of head size 1
         attention_tiles.launch_host(case, at, op)
     else:

@@ -120,10 +120,19 @@ def rows_of(s, a, queries, many, work):
     return QueryRows(number, work.head, b, row0, count, start, num_keys, exists, h, start + token, place)
 
 
+def columns_of(place: tuple[Any, ...]) -> list[Any]:
+    """The indices of rows as columns, which broadcast against a row of indices."""
+    return [i[:, None] if isinstance(i, Tile) else i for i in place]
+
+
 @kv.func
 def scaled_query(s, a, rows):
     """(query rows, factor of a score before functions modify it, factor that makes scores powers of two)."""
-    q = a.query.load_rows(*rows.place, mask=rows.exists, columns=s.query_columns, stored=s.case.size)
+    if s.case.aligned or s.on_host:
+        q = a.query.load_rows(*rows.place, mask=rows.exists, columns=s.query_columns, stored=s.case.size)
+    else:
+        d = kv.tile_index(s.query_columns)[None, :]
+        q = a.query.gather(*columns_of(rows.place), d, mask=rows.exists[:, None] & (d < s.case.size))
     if s.dtype is not s.case.query:
         q = s.dtype(q)
     if a.scale < 0.0:  # maxima and masks precede the scale
@@ -155,10 +164,14 @@ def write_result(s, a, rows, m, l, o):
     if prior is not None:
         d, of_prior = kv.tile_index(s.value_columns)[None, :], of_prior[:, None]
         there = exists[:, None] & (of_prior != 0.0) & (d < s.values)
-        at = [i[:, None] if isinstance(i, Tile) else i for i in place]
-        o = with_prior(o, kv.f32(prior.gather(*at, d + s.first_column, mask=there)), of_prior)
-    stored = {"stored": s.values, "first_column": s.first_column}
-    a.out.store_rows(*place, value=s.case.out(o), mask=exists, **stored)
+        o = with_prior(o, kv.f32(prior.gather(*columns_of(place), d + s.first_column, mask=there)), of_prior)
+    if s.case.aligned or s.on_host:
+        stored = {"stored": s.values, "first_column": s.first_column}
+        a.out.store_rows(*place, value=s.case.out(o), mask=exists, **stored)
+    else:
+        d = kv.tile_index(s.value_columns)[None, :]
+        there = exists[:, None] & (d < s.values)
+        a.out.scatter(*columns_of(place), d + s.first_column, value=s.case.out(o), mask=there)
     if a.lse is not None:
         a.lse.scatter(*place, value=log_sum_exp(m, l), mask=exists)
 
@@ -188,9 +201,6 @@ def attention_kernel(s: TileKernel) -> Any:
         if s.sequences:
             many = tiles_of_many(queries, s.sequences, s.case.group, s.rows, s.threads // 32)
             tiles = many.count
-            if s.overlaps:  # a decode kernel that starts beside tiles would not be spread evenly over multiprocessors
-                if (tiles == 0) | (False if t.splits is None else t.splits > 1):
-                    kv.griddepcontrol_launch_dependents()
             t = replace(t, splits=splits_of(t, many, s.case.spec.num_heads))
         for work in work_items(s, t, tiles):
             rows = rows_of(s, a, queries, many, work)

@@ -129,8 +129,9 @@ def combine_kernel(s: TileKernel, programmatic: bool = True) -> Any:
                             o = o + held[j] * kv.where(s + j < num_splits, kv.shuffle_idx(mine, (s + j) & 31), 0.0)
                     o = o * factor
                     if a.prior is not None:
-                        o = with_prior(o, a.prior.load(*place, FIRST + d, width=WIDTH), of_prior)
-                    a.out.store(*place, FIRST + d, value=case.out(o))
+                        earlier = a.prior.load(*place, FIRST + d, width=WIDTH, alignment=case.alignment_of(f32))
+                        o = with_prior(o, earlier, of_prior)
+                    a.out.store(*place, FIRST + d, value=case.out(o), alignment=case.alignment_of(case.out))
                 if a.lse is not None:
                     if lane == 0:
                         a.lse[place] = log_sum_exp(m, l)
@@ -150,10 +151,8 @@ def combine_kernel(s: TileKernel, programmatic: bool = True) -> Any:
         else:
             many = tiles_of_many(queries, s.sequences, case.group, rows, WARPS)
             t = replace(t, splits=splits_of(t, many, case.spec.num_heads))
-            items = many.count * (case.spec.num_heads * rows)
+            items = kv.where(t.splits > 1, many.count * (case.spec.num_heads * rows), 0)
             if programmatic:  # blocks without rows end at once, but for one, so that this kernel ends after the others
-                if items == 0:
-                    kv.griddepcontrol_launch_dependents()
                 if (kv.block_id.x * WARPS < items) | (kv.block_id.x == 0):
                     kv.griddepcontrol_wait()
             for i in range(item, items, kv.grid_dim.x * WARPS):

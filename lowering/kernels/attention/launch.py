@@ -33,6 +33,8 @@ def launch(config: TileConfig, at: Expansion, op: Any, few: Ix | None = None) ->
     this one runs on the multiprocessors that it leaves.
     """
     a = replace(AttentionArguments.of(op), few=few)
+    if config.case.spec.rotation:  # the query was rotated to where the output will be
+        a = replace(a, query=a.out)
     # Block masks fix the numbering of tiles, and with lists each row is a sequence: max_queries does not apply.
     numbered = config.case.padded or a.block_mask is not None or a.lists is not None
     most = None if numbered else at.schedule.get("max_queries")

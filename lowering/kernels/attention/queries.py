@@ -21,6 +21,8 @@ from ..common import at_most
 from ..scans import sums_before
 from .case import Division, last_not_above, sequence_of_query, tile_count, tile_place
 
+TOGETHER = 8  # lengths whose loads a lane has in flight
+
 
 @dataclass(frozen=True)
 class RaggedQueries:
@@ -195,10 +197,11 @@ Queries = RaggedQueries | PaddedQueries
 def classes(queries: Queries) -> tuple[Any, Any]:
     """Whether this kernel has rows of a divided batch, and whether the other one has; all lanes of a warp ask."""
     own, others = kv.bool(False), kv.bool(False)
-    for base in range(0, queries.sequences, 32):
-        b = kv.math.min(base + kv.lane_id(), queries.sequences - 1)
-        of_own, of_others = queries.division.exists(queries.whole_length(b))
-        own, others = own | of_own, others | of_others
+    for base in range(0, queries.sequences, (32 * TOGETHER)):
+        for i in kv.static(range(TOGETHER)):
+            b = kv.math.min(base + (32 * i + kv.lane_id()), queries.sequences - 1)
+            of_own, of_others = queries.division.exists(queries.whole_length(b))
+            own, others = own | of_own, others | of_others
     return kv.ballot(own) != 0, kv.ballot(others) != 0
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from kvarn import dsl as kv
-from kvarn.dialect.dtypes import f32, i8
+from kvarn.dialect.dtypes import f32
 from kvarn.lowering.tiles.ir import BARRIER_BYTES
 
 from . import block_sizes as latent_blocks, copies as latent_copies, ring as latent_ring
@@ -99,7 +99,7 @@ class Block:
     def hide(self, s: Any, i: Any, slot: Any, base: Any, masked: Any) -> None:
         """Mask a tile's scores by ``masked``, and zero its values for keys that no row attends to."""
         first, last, whole_first, whole_end, _, _ = self.keys
-        if self.c.copy == "tma" and self.c.case.spec.dtype is not i8:  # i8 has no NaN
+        if self.c.copy == "tma" and self.c.case.spec.dtype.is_float:  # integers have no NaN
             if (base < first) | (base + KEYS > last):
                 kv.named_barrier(SCORES_BARRIER, 128)  # all scores warps have multiplied the keys
                 for n in kv.static(range(self.c.value_slots)):

@@ -29,7 +29,7 @@ from ..attention.case import Case, Chunk, Masking
 from ..attention.expansion import WIDEST_ROWS, Place, launch_rows
 from ..attention.queries import RaggedQueries
 from ..base import Expansion
-from ..common import row_alignment
+from ..common import BYTES, row_alignment
 from . import chunk_tiles as mla_chunk_tiles
 from .common import KEYS, LatentConfig
 
@@ -44,7 +44,7 @@ def case_of(op: Any, at: Expansion) -> Case:
     return Case(
         RowFormat(spec, rope, inline), query=at.dtype(op.query), out=at.dtype(op.out), heads=at.static_dim(op.query, 1),
         value_size=op.value_size.value, mask=Masking(op.mask.value, op.span.value), score=score_of(op),
-        blocks=block_tile(op), listed=op.indices is not None,
+        blocks=block_tile(op), listed=op.indices is not None, aligned=row_alignment(op) >= BYTES,
     )  # fmt: skip
 
 

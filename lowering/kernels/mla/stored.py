@@ -25,7 +25,7 @@ from __future__ import annotations
 from typing import Any
 
 from kvarn import dsl as kv
-from kvarn.dialect.dtypes import DType, bf16, f8e4m3, f8e5m2, f16, f32
+from kvarn.dialect.dtypes import DType, bf16, f8e4m3, f16, f32
 from kvarn.dialect.layout import cdiv
 from kvarn.dialect.shared_layout import SharedLayout
 from kvarn.dsl.wgmma import descriptor_at
@@ -33,6 +33,7 @@ from kvarn.lowering.tiles import two_terms
 from kvarn.lowering.tiles.cache_rows import inline_scale
 
 from ..attention.partials import LOG2E
+from ..elements import halves
 from .common import BYTE_BOX, KEYS, MOST_ROWS, LatentConfig, pack
 
 VECTOR = 16  # bytes of a box's row per load of a thread; a scale covers a multiple of it
@@ -212,19 +213,6 @@ def store_rope(c, tile, row, chunk, x):
 
 
 # --- fragments -------------------------------------------------------------------------------------
-
-
-def halves(dtype: DType, word: Any) -> tuple[Any, Any]:
-    """(bytes 0 and 2, bytes 1 and 3) of a word as f16."""
-    if dtype is f8e4m3:
-        first, second = kv.cvt_e4m3x4_to_f16x4(kv.prmt(word, kv.i32(0), 0x3120))
-        return first, second
-    if dtype is f8e5m2:
-        return kv.prmt(word, kv.i32(0), 0x2404), word & kv.i32(0xFF00FF00 - (1 << 32))
-    signless = word ^ kv.i32(0x80808080 - (1 << 32))  # byte x + 128 under the byte 0x64 is the f16 1024 + 128 + x
-    first, second = (kv.prmt(signless, kv.i32(0x64646464), selector) for selector in (0x4240, 0x4341))
-    offset = kv.i32(0x64806480)
-    return tuple(two_terms.word("sub.f16x2 $0, $1, $2;", "=r,r,r", [x, offset]) for x in (first, second))
 
 
 def times(words: Any, factors: Any) -> list[Any]:

@@ -10,6 +10,7 @@ Other cases use tiles (:mod:`indexer_tiles`), or one thread per token, as on the
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 from kvarn import dsl as kv
@@ -22,6 +23,7 @@ from .. import expands
 from ..attention.queries import RaggedQueries
 from ..base import Expansion
 from ..common import BYTES, WARP, Rows, as_vector, begin, row_alignment, starts_early
+from ..elements import widened
 from . import indexer_tiles, row_products
 from .indexer_case import CHUNK, OPERAND_BYTES, UNSEEN, Case, relu, seen_tokens
 from .row_products import TILE_ROWS, RowProducts
@@ -60,11 +62,6 @@ def tensor_kernel(c: Case) -> Any:
         return kv.where(head < c.heads, x, kv.vector(f32, 4))
 
     @kv.func
-    def widened(word):
-        """Four 8-bit elements as two words."""
-        return kv.cvt_i8x4_to_f16x4(word) if c.spec.dtype is i8 else kv.cvt_e4m3x4_to_f16x4(word)
-
-    @kv.func
     def scores(keys, b, first, last, operand, weights, lane):
         """The sums of a warp's 32 tokens from ``first`` up, at most ``last``, by tile and half.
 
@@ -78,7 +75,7 @@ def tensor_kernel(c: Case) -> Any:
                 at = keys.block_paged_ptr(b, token, 0, page=keys.page(b, token))
                 halves.append(products.read(at, c.spec.dtype.itemsize, lane))
                 scales.append(kv.f32(keys.load_scale(b, 0, token, 0)) if scaled else None)
-            a.append(products.many(*halves, widened if c.narrow else None))
+            a.append(products.many(*halves, partial(widened, c.spec.dtype) if c.narrow else None))
         sums = [kv.f32(0.0)] * 4
         for nt in range(c.head_tiles):
             acc = [[kv.f32(0.0)] * 4, [kv.f32(0.0)] * 4]

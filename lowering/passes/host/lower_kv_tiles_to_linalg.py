@@ -29,6 +29,7 @@ from kvarn.dsl.handles import Cache, Operand
 from kvarn.dsl.memory import atomic_add
 from kvarn.dsl.values import Value, Vector, cast as kv_cast
 from kvarn.lowering.index import as_index, const
+from kvarn.lowering.kernels.append import tile_rows
 from kvarn.lowering.kernels.attention.case import column_vectors
 from kvarn.lowering.pass_base import fail, kv_pass
 from kvarn.lowering.rewrite import Rules, defining_op, ops_named, replace, walk
@@ -313,7 +314,8 @@ def lower_load_rows(op: Any) -> ir.Value:
                 tile, indices = carried[0], _at(op.indices, at) if exists else []
                 for column, width in column_vectors(columns, LANES):
                     if exists:
-                        value = buffer.load(*indices, column, width=width, alignment=buffer.dtype.itemsize)
+                        at_column = stored_from(op) + column
+                        value = buffer.load(*indices, at_column, width=width, alignment=buffer.dtype.itemsize)
                         value = value.ir
                     else:
                         value = zeros(element(op.tile), width)
@@ -394,6 +396,19 @@ def lower_store(op: Any) -> None:
     source = by_mlir(str(element(op.value)))
     batch, head, first, count = (Value(x, by_mlir("i32")) for x in (op.batch, op.head, op.first, op.count))
     exist = arith.maxsi(arith.minsi((count - first).ir, const(rows)), const(0))
+    problem = tile_rows.why_not(cache.spec) if cache.spec.quantized else None
+    if problem is not None:
+        fail(op.operation, f"writes no tiles to this cache: {problem}: use kv.append")
+    if cache.spec.quantized:
+        with loop(exist) as (row, _):
+
+            def read(column: int, width: int, row: Value = row) -> Any:
+                held: Any = _elements_of(op.value, as_index(row.ir), column, width)
+                held = Vector(held, source, width) if width > 1 else Value(held, source)
+                return kv_cast(held, by_mlir("f32"))
+
+            tile_rows.write_row(cache, batch, head, first + row, read, on_host=True)
+        return
     with loop(exist) as (row, _):
         page = cache.page(batch, first + row)
         for column, width in column_vectors(columns, LANES):

@@ -21,13 +21,13 @@ mma.sync.
    Threads convert it as they load their fragments (``kv.tile_fragments``), and its scales multiply the product.
 
 6. *Computed operands.* B is copied to shared memory if it is computed (``kv.tile_share``), and so is A if it is
-   transposed: the instruction then reads it by columns. Rows that both products and arithmetic read are loaded to shared
-   memory, and read back to registers before each use by arithmetic (``kv.tile_unshare``).
+   transposed: the instruction then reads it by columns. Rows that both products and arithmetic read are loaded to
+   shared memory, and read back to registers before each use by arithmetic (``kv.tile_unshare``).
 
 A vector with an element per row has the layout ``rows(wgmma)``, one with an element per column ``columns(wgmma:8)``
 (or the same of ``mma``), and the vector that fills a lookup table is ``spread`` over the threads of a warpgroup. A
-vector that is used along both dimensions is computed once for each, or converted if it is a reduction or a running sum. Tiles of row indices and masks get no layout: they
-are evaluated per element where rows are loaded or stored.
+vector that is used along both dimensions is computed once for each, or converted if it is a reduction or a running sum.
+Tiles of row indices and masks get no layout: they are evaluated per element where rows are loaded or stored.
 
 Before:  %s = "kv.dot"(%q, %k) : (tensor<128x128xbf16>, tensor<128x128xbf16>) -> tensor<128x128xf32>
 After:   %s = "kv.dot"(%q, %k) : (tensor<..., "shared">, tensor<..., "shared">) -> tensor<128x128xf32, "wgmma">
@@ -434,7 +434,9 @@ def place_operands(function: ir.Operation, accumulators: Accumulators) -> dict[i
         whole = accumulators.across > 1 or swapped  # every warp reads all of A
         if by_wgmma or whole or not _held(a, accumulators.warps):
             shared.update(dict.fromkeys(loaded(a) or (), SHARED))
-        if (whole or str(element(a)) == "i8") and loaded(a) is None:
+        # What a loop does not change would take registers of every iteration.
+        unchanged = by_wgmma and element(a).width == 16 and outside_loops(op, a) != op
+        if (whole or unchanged or str(element(a)) == "i8") and loaded(a) is None:
             shared[share(op, 0)] = SHARED
     place_rows(function, shared, accumulators)
     return shared
@@ -734,6 +736,8 @@ def run(module: ir.Module, options: Options) -> None:
                 if problem is not None and maker is not None:
                     extents = " x ".join(map(str, shape(value)))
                     instead = ": load these rows by themselves" if maker.name == "kv.tile_slice" else ""
+                    if instead and swapped:
+                        instead = ", which are the tile's columns: of products with so few rows slice by as many"
                     fail(maker, f"makes a tile of {extents} that the kernel's warps cannot share: {problem}{instead}")
             elif rank(value) == 1:
                 set_layout(value, vectors.layout(value))

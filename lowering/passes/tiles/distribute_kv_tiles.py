@@ -23,7 +23,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from mlir import ir
-from mlir.dialects import scf
+from mlir.dialects import arith, scf
 
 from kvarn.dialect import ops
 from kvarn.dialect.dtypes import f32
@@ -41,8 +41,9 @@ from kvarn.dialect.register_layout import RegisterLayout
 from kvarn.dialect.shared_layout import CHUNK, SharedLayout
 from kvarn.dsl import functional, gpu as kv_gpu, ptx
 from kvarn.dsl.memory import SHARED as SHARED_SPACE, Pointer
-from kvarn.dsl.values import Value, where
+from kvarn.dsl.values import Value, vector, where
 from kvarn.lowering.index import pointer
+from kvarn.lowering.kernels.append import tile_rows
 from kvarn.lowering.pass_base import fail, kv_pass
 from kvarn.lowering.rewrite import defining_op, enclosing, is_inside, ops_named, replace, walk
 from kvarn.lowering.tiles import (
@@ -65,6 +66,7 @@ from kvarn.lowering.tiles.ir import (
     WARPGROUP,
     WARPGROUP_ROWS,
     WGMMA,
+    backward,
     element,
     instruction_of,
     is_elementwise,
@@ -83,7 +85,7 @@ from kvarn.lowering.tiles.loop_rotation import NARROWS
 from kvarn.lowering.tiles.memory import Stages
 from kvarn.lowering.tiles.products import Product
 from kvarn.lowering.tiles.threads import Threads, register_layout, scalar, shared_layout, vector_type
-from kvarn.lowering.tiles.values import RULES, TILES, WEIGHTS
+from kvarn.lowering.tiles.values import RULES, TILES, WEIGHTS, lines_of_operand
 from kvarn.lowering.tiles.work_queue import Queue
 
 from .pipeline_kv_loops import STRICT
@@ -100,6 +102,7 @@ _CONTROL = ("scf.for", "scf.if", "scf.while")
 _STRUCTURE = (*_CONTROL, "scf.yield", "scf.condition", "arith.constant")
 _ROWS = ("kv.tile_load_rows", "kv.tile_store_rows", "kv.copy_rows_start")
 ROLE = "kv.role"  # on copies and waits that only some producer warps execute: their role
+VALUE = 5  # the number of an operand of kv.tile_store
 SLEEP = 200  # ns between polls of the warps that copy one tile of rows while others copy many tiles of keys
 # Weights that are denormal in f32 are zero in 16 bits, and a fast exponential that keeps them needs more instructions.
 FLUSH_DENORMALS = '[["denormal-fp-math-f32", "preserve-sign,preserve-sign"]]'
@@ -115,6 +118,7 @@ class Distribution:
         producers, self.slots = producers_of(schedule), schedule.get("staging_stages", SLOTS)
         consumers = schedule.get("consumers", block // WARPGROUP - producers)
         self.body = function.regions[0].blocks[0]
+        self.given = [o.operation for o in self.body.operations][:-1]  # without the return
         with ir.InsertionPoint.at_block_begin(self.body), function.location:
             proxy = instruction_of(function) == WGMMA
             across = 4 * consumers if schedule.get(SWAPPED) else schedule.get("across", 1)
@@ -213,13 +217,15 @@ class Distribution:
                 user.attributes[WEIGHTS] = ir.TypeAttr.get(element(ready.result))
 
     def confine(self) -> None:
-        """Guard the top-level ops that consume tiles by the consumer branch, if the producer has nothing to copy."""
-        for op in [o.operation for o in self.body.operations]:
-            if ops_named(op, "kv.consumer_wait"):
-                with ir.InsertionPoint(op), op.location:
-                    branch = scf.IfOp((self.threads.block_thread >= self.threads.first).ir)
-                    with ir.InsertionPoint(branch.then_block):
-                        end = scf.YieldOp([])
+        """Let only the consumers run the kernel if the producer has nothing to copy."""
+        made = [op for op in self.given if op.name in _MADE]
+        outside = {*made, *backward(made, self.given.__contains__)}
+        with ir.InsertionPoint(self.body.operations[len(self.body.operations) - 1]), self.function.location:
+            branch = scf.IfOp((self.threads.block_thread >= self.threads.first).ir)
+            with ir.InsertionPoint(branch.then_block):
+                end = scf.YieldOp([])
+        for op in self.given:
+            if op not in outside:
                 op.move_before(end.operation)
 
     def sink(self) -> None:
@@ -344,12 +350,14 @@ class Distribution:
         op.erase()
 
     def waited_for(self, op: ir.Operation, layout: SharedLayout) -> list[Pointer]:
-        """The stages of query rows that are acquired at an op and released after it."""
+        """The stages of query rows that are acquired at an op and released after it, and that nothing reads later."""
         found = []
         for wait in self.waits_for_rows(op):
             stages = self.stages[wait.operands[0]]
             held = stages.layout
-            if not self.is_released(wait, op) and held.rows == layout.rows and held.row_bytes >= layout.row_bytes:
+            rows = StagedRows(layout, stages.tiles, wait.block, last_use(wait))
+            fits = held.rows == layout.rows and held.row_bytes >= layout.row_bytes
+            if fits and not self.is_released(wait, op) and rows.is_free(op, layout):
                 found.append(stages.tile(stages.stage(scalar(wait.operands[1]))[0]))
         return found
 
@@ -621,6 +629,33 @@ def _is_role(op: Any, d: Distribution) -> ir.Value:
 @RULES.lowers("kv.set_registers")
 def _set_registers(op: Any, d: Distribution) -> None:
     ptx.setmaxnreg(op.count.value, op.action.value)
+
+
+@RULES.lowers("kv.tile_store")
+def _store(op: Any, d: Distribution) -> None:
+    cache = tile_memory.handle_of(op.cache)
+    if not cache.spec.quantized:
+        tile_memory.store_tokens(op, register_layout(op.operation.attributes["kv.tile"].value), d.threads)
+        return
+    problem = tile_rows.why_not(cache.spec)
+    if problem is not None:
+        fail(op, f"writes no tiles to this cache: {problem}: use kv.append")
+    value, layout, lines = lines_of_operand(op.operation, VALUE, d)
+    lines = dataclasses.replace(lines, dtype=f32)
+    if ir.VectorType(value.type).element_type.width == 16:
+        value = arith.extf(ir.VectorType.get(ir.VectorType(value.type).shape, ir.F32Type.get()), value)
+    barriers.sync_consumers(d.threads)
+    lines.put(value, layout, d.threads)
+    barriers.sync_consumers(d.threads)
+    batch, head, first, count = (scalar(x) for x in (op.batch, op.head, op.first, op.count))
+    with functional.loop(d.threads.thread, lines.rows, d.threads.consumers * WARPGROUP) as row:
+
+        def read(column: int, width: int) -> Any:
+            found = [lines.load(row, column + i) for i in range(width)]
+            return vector(f32, found) if width > 1 else found[0]
+
+        with functional.when((first + row >= 0) & (first + row < count)):
+            tile_rows.write_row(cache, batch, head, first + row, read)
 
 
 def annotate(function: ir.Operation) -> None:

@@ -101,9 +101,7 @@ def division_of(loop: ir.Operation, taken: ir.Operation) -> list[ir.Value] | Non
     return None
 
 
-def take(
-    loop: ir.Operation, taken: ir.Operation, queue: ir.Value, fetches: bool, division: Sequence[ir.Value]
-) -> None:
+def take(loop: ir.Operation, taken: ir.Operation, queue: ir.Value, fetches: bool, division: Sequence[ir.Value]) -> None:
     """Replace a role's loop by one that takes work items from the queue.
 
     The queue's numbers start at the number of blocks, since each block has an item without it. If blocks have none, all

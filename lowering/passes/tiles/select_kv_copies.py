@@ -348,8 +348,9 @@ def stage_rows(load: ir.Operation, function: ir.Operation, stages: int, query_st
 def copy_of_rows(buffer: ir.Value, n: ir.Value, load: Any) -> ir.Operation:
     """The copy of a load's rows to the stage of use ``n``."""
     copy = staging.CopyRowsStartOp(buffer, n, load.buffer, load.mask, list(load.indices)).operation
-    if "stored" in load.operation.attributes:
-        copy.attributes["stored"] = load.operation.attributes["stored"]
+    for name in ("stored", "first_column"):
+        if name in load.operation.attributes:
+            copy.attributes[name] = load.operation.attributes[name]
     return copy
 
 

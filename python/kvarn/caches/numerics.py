@@ -9,7 +9,7 @@ import numpy as np
 
 from kvarn.dialect import codes, dtypes
 from kvarn.dialect.dtypes import CODED, DType
-from kvarn.dialect.records import MOST_ZERO, Record, problems
+from kvarn.dialect.records import MOST_VALUE, Record, problems
 
 
 def saturating_cast(values: Any, dtype: DType) -> np.ndarray:
@@ -70,9 +70,9 @@ def encode(record: Record, values: Any) -> tuple[np.ndarray, np.ndarray]:
     values over the scale, rounded to nearest: ties to even, of a codebook to the greater number.
 
     With zeros, a group's scale is a fifteenth of the distance from its least value to its greatest, but at least 2^-15
-    of the least one's magnitude, rounded to the type of the scales and at most its largest number; a scale of zero
-    becomes one. Its zero is the least value, at most 2^15 in magnitude, over the scale, rounded. Elements are values
-    over the scale less the zero, rounded to even. All divisions are products with the inverse of the scale as f32.
+    of the least one's magnitude, rounded to the type of the scales; both are at most 2^15 in magnitude. A scale of zero
+    becomes one. Its zero is the least value over the scale, rounded. Elements are values over the scale less the zero,
+    rounded to even. All divisions are products with the inverse of the scale as f32.
 
     Parameters
     ----------
@@ -110,12 +110,11 @@ def _with_zeros(record: Record, x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """The elements [..., groups, group] of a record with zeros, and (scale, zero) per group."""
     of_scale = record.scale
     assert of_scale is not None
-    most, last = np.float32(of_scale.largest), np.float32(record.elements.largest)
-    least, f32 = x.min(-1), np.float32
+    last, f32 = np.float32(record.elements.largest), np.float32
+    least, greatest = (np.clip(x, f32(-MOST_VALUE), f32(MOST_VALUE)) for x in (x.min(-1), x.max(-1)))
     with np.errstate(under="ignore", over="ignore"):
-        least = np.clip(least, f32(-MOST_ZERO), f32(MOST_ZERO))
-        scale = np.maximum((x.max(-1) - least) * (f32(1) / last), np.abs(least) * f32(2.0**-15))
-        scale = np.minimum(scale, most).astype(of_scale.numpy).astype(f32)
+        scale = np.maximum((greatest - least) * (f32(1) / last), np.abs(least) * f32(2.0**-15))
+        scale = scale.astype(of_scale.numpy).astype(f32)
         inverse = f32(1) / np.where(scale == 0, f32(1), scale)
         zero = (least * inverse).astype(of_scale.numpy).astype(f32)
     steps = x.astype(np.float64) * inverse[..., None] - zero[..., None]  # one rounding, as that of a fused product

@@ -349,13 +349,13 @@ class Cache(CacheReads):
     ) -> None:
         """Write a float tile to the tokens [first, first + rows) of head ``h``, converted to the storage type.
 
-        Tokens from ``count`` on are not written, nor are tokens without a page. Caches with scales are refused:
-        ``kv.ops.append`` quantizes.
+        Tokens from ``count`` on are not written, nor are tokens without a page. To a cache with scales whole heads are
+        written, quantized as by ``kv.ops.append``.
         """
         if not isinstance(value, Tile) or len(value.shape) != 2 or 1 in value.shape or not value.dtype.is_float:
             raise TypeError(f"store_tile_rows writes a float matrix tile, got {describe(value)}")
-        if self.spec.quantized or not self.spec.dtype.is_float:
-            raise TypeError(f"store_tile_rows writes caches of floats without scales, got {self!r}: use kv.ops.append")
+        if not (self.spec.quantized or self.spec.dtype.is_float):
+            raise TypeError(f"store_tile_rows writes caches of floats or with scales, got {self!r}: use store")
         end = i32_value(first + value.shape[0] if count is None else count, "count")
         ops.tile_store(self.ir, i32_value(b), i32_value(h), i32_value(first), end, value.ir, first_column)
 

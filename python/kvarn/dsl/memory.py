@@ -148,14 +148,19 @@ class Buffer(OfTrace):
         attributes = {"alignment": types().i64_attr(_alignment(self.dtype, value.lanes, alignment))}
         emit("vector.store", (), [to_storage(value).ir, self.ir, *self._indices(index)], attributes)
 
-    def load_rows(self, *index: Any, mask: Any = True, columns: int, stored: int | None = None) -> tiles.Tile:
+    def load_rows(
+        self, *index: Any, mask: Any = True, columns: int, stored: int | None = None, first_column: int = 0
+    ) -> tiles.Tile:
         """The rows ``self[index][:columns]`` as a tile, for index vectors (tiles of one dimension) or scalars.
 
-        Rows whose ``mask`` is false, and columns from ``stored`` on, are zeros and are not read.
+        Rows whose ``mask`` is false, and columns from ``stored`` on, are zeros and are not read. The tile's first
+        column is ``first_column`` of the buffer, a multiple of 16.
         """
         self._check_rank((*index, 0))
         shape = tiles.shape_of_indices("an index", *index, mask)
-        made = ops.tile_load_rows(self.ir, tiles.index_tiles(index, shape), tiles.mask_of(mask, shape), columns, stored)
+        made = ops.tile_load_rows(
+            self.ir, tiles.index_tiles(index, shape), tiles.mask_of(mask, shape), columns, stored, first_column
+        )
         return tiles.Tile(made, self.dtype, (*shape, columns))
 
     def store_rows(

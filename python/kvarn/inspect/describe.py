@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 import re
+import textwrap
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -29,12 +30,19 @@ _KINDS = (
     ("arithmetic of integers and bits", re.compile(r"\w+\.(?:\S*\.)?(u|s|b|pred)\d*\b")),
 )
 _WIDEST = 240  # characters per line
+LINE, INDENT = 160, 6  # characters of a line, and of space before what a line continues
 _COMMENT, _BRACES = re.compile(r"//.*"), re.compile(r"[{}]")
 _OPCODE = re.compile(r"(?:[$\w]+:\s*)*(?:@!?\S+\s+)?([a-z][\w.:]*)")
 
 
 def described(report: KernelReport) -> Iterator[str]:
-    """The whole report, line by line."""
+    """The whole report, in lines of at most 160 characters."""
+    for line in _described(report):
+        for part in line.splitlines() or [""]:
+            yield from textwrap.wrap(part, LINE, subsequent_indent=" " * INDENT) or [""]
+
+
+def _described(report: KernelReport) -> Iterator[str]:
     yield f"{report.kernel.name} for {report.kernel.target}"
     if report.stages:
         yield ""

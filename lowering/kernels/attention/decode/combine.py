@@ -132,12 +132,12 @@ def combine_kernel(c: DecodeConfig) -> Any:
         lane, warp = kv.lane_id(), kv.warp_id()
         queries = a.queries(c.case, many=False)
         collection = a.collection
-        batch, (max_units, _) = queries.sequences, work.most_units(a.max_units, a, queries)
+        batch = queries.sequences
         staged = fixed.begin(lane, warp) if c.split else kv.shared((WARPS, 8, 32), kv.f32)
         # The first kernel started after everything before it was done, so lengths and offsets may be read already.
         chosen = lists_of(c, a, queries)
         tile_indptr, total = work.count_tiles(collection, queries, chosen, batch, WARPS)
-        units = work.work_units(max_units, total, tile_indptr, batch)
+        units = work.work_units(a.max_units, total, tile_indptr, batch)
         tile, which = kv.block_id.x // c.row_blocks, kv.block_id.x % c.row_blocks
         t, rest = tile % KS, tile // KS
         nt, rest = rest % NT, rest // NT

@@ -48,7 +48,7 @@ from ... import hadamard
 from ...elements import factors_of_word, scaled_by
 from ..arguments import AttentionArguments
 from ..case import Case, last_not_above
-from ..queries import batch_of
+from ..queries import batch_of, classes
 from ..softmax import array_read, hoist_query_reads, modified_one, modifies, score_unit, shown
 from .combine import combine_kernel
 from .partials import lane_sum
@@ -325,9 +325,8 @@ def decode_kernel(c: DecodeConfig) -> Any:
         if c.programmatic and not c.early:
             start_next()
         chosen, batch = lists_of(c, a, queries), queries.sequences
-        max_units, exist = work.most_units(kv.grid_dim.x // HG, a, queries)
-        if queries.division is not None:  # a block without work ends at once
-            batch = kv.where(exist & (kv.block_id.x // HG < max_units), batch, 0)
+        if queries.division is not None:  # without rows the kernel ends at once
+            batch = kv.where(classes(queries)[0], batch, 0)
         tile_indptr, total = work.count_tiles(collection, queries, chosen, batch, NW)
 
         # The distance from a key to its value is constant: K and V share pages and strides.
@@ -346,7 +345,7 @@ def decode_kernel(c: DecodeConfig) -> Any:
             caches.to_value_scales = starts[1] - starts[0]
         own = Own(part, head, row0, column0, lane)
         r = kv.block_id.x // HG
-        units = work.work_units(max_units, total, tile_indptr, batch)
+        units = work.work_units(kv.grid_dim.x // HG, total, tile_indptr, batch)
         begin, end, found = kv.i32(0), kv.i32(0), kv.i32(0)
         if (r < units.count) & (total > 0):
             if c.split:
@@ -484,7 +483,8 @@ def launch(case: Case, at: Expansion, op: Any, few: Ix | None = None) -> Callabl
     head_blocks = config.row_groups // config.warps
     one = at.constant(1)
     slots = at.device("multiprocessors") * config.blocks
-    beside = (slots * at.schedule["decode_share"] // 16 // head_blocks).greatest(one) if divides else None
+    if divides:
+        slots = slots * at.schedule["decode_share"] // 16
     max_units = (slots // head_blocks).greatest(one)  # one where the heads alone are more blocks than scheduled
     batch = batch_of(op, at)
     blocks = divided(max_units * head_blocks)
@@ -493,7 +493,7 @@ def launch(case: Case, at: Expansion, op: Any, few: Ix | None = None) -> Callabl
         partial_results = batch * config.most_splits
     partials = at.workspace(partial_results * (config.row_groups * config.quads * 512))
     counters = at.workspace(batch * (4 * config.row_groups), zeroed=True)
-    a = replace(AttentionArguments.of(op), partials=partials, counters=counters, few=few, units_beside=beside)
+    a = replace(AttentionArguments.of(op), partials=partials, counters=counters, few=few)
     threads, early = (config.warps * 32, 1, 1), config.programmatic
     at.launch(decode_kernel(config), [a], (blocks, 1, 1), threads, key=(config, divides), programmatic=early)
 

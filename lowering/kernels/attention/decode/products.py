@@ -264,7 +264,7 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
         granule = first // size + element // size if CHUNK % size == 0 else (first + element) // size
         if first + CHUNK > GN * size:
             granule = kv.math.min(granule, GN - 1)
-        found = stream.granule_scale_at(stage, half, granule, token).load(kv.f32)
+        found = stream.scale_at(stage, half, granule, token).load(kv.f32)
         return found if scaled_by(spec.dtype) == 1.0 else found * scaled_by(spec.dtype)
 
     @kv.func
@@ -300,7 +300,7 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
     @kv.func
     def scale_of(stage, which, mt, half, lane):
         """A scale of the token of a lane's scores 2 * half and 2 * half + 1 in a row tile."""
-        return stream.scale_at(stage, which, mt * 16 + 8 * half + (lane >> 2)).load(kv.f32)
+        return stream.scale_at(stage, which // GC, which % GC, mt * 16 + 8 * half + (lane >> 2)).load(kv.f32)
 
     @kv.func
     def scores(q, place, stage, mt, unit, lane):
@@ -337,7 +337,7 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
         for first in kv.static(range(0, GN, 8)):
             words = []
             for half in kv.static(range(2)):
-                row = stream.pairs_at(stage, 0, mt * 16 + 8 * half + (lane >> 2))
+                row = stream.scale_at(stage, 0, 0, mt * 16 + 8 * half + (lane >> 2))
                 if GN % 2 == 0:
                     both = (row + 4 * kv.math.min(first + column, GN - 2)).load(kv.i32, 2)
                     pair = [both[0], both[1]]
@@ -464,7 +464,7 @@ def products(c: DecodeConfig, stream: SimpleNamespace) -> SimpleNamespace:
         token, found = mt * 16 + (lane & 4) * 2 + (lane & 3) * 2, []
         for first in kv.static(range(0, GN, 4)):
             at = 4 * kv.math.min(first + (lane >> 3), GN - 1)
-            words = [(stream.pairs_at(stage, 1, token + i) + at).load(kv.i32) for i in range(2)]
+            words = [(stream.scale_at(stage, 1, 0, token + i) + at).load(kv.i32) for i in range(2)]
             found.append(kv.prmt(*words, 0x7632))
         return found
 

@@ -28,7 +28,6 @@ from kvarn.lowering.schedules.decode import DecodeConfig
 from ..chosen_pages import chosen_pages
 from ..key_splits import quotient
 from ..key_tiles import KeyTiles, TilesOfSequences
-from ..queries import classes
 
 
 @dataclass(frozen=True)
@@ -119,14 +118,6 @@ def split_kv(c: DecodeConfig) -> SimpleNamespace:
                 total = tile_count(collection, queries, chosen, kv.i32(0))
             return OneSequence(total), total
         return sums_before(partial(tile_count, collection, queries, chosen), batch, c.max_batch, warps)
-
-    @kv.func
-    def most_units(max_units, a, queries):
-        """(the most work units, fewer if another kernel has rows, too; whether this kernel has rows)."""
-        if queries.division is None:
-            return max_units, True
-        own, others = classes(queries)
-        return kv.where(others, a.units_beside, max_units), own
 
     @kv.func
     def work_units(max_units, total, tile_indptr, batch):
@@ -292,8 +283,7 @@ def split_kv(c: DecodeConfig) -> SimpleNamespace:
         return partial_at(partials, slot, head, lane)
 
     return SimpleNamespace(
-        place_of=place_of, extent=extent, most_units=most_units, sequence_from=sequence_from, first_tile=first_tile,
-        count_tiles=count_tiles,
+        place_of=place_of, extent=extent, sequence_from=sequence_from, first_tile=first_tile, count_tiles=count_tiles,
         work_units=units_of_one if c.split and c.max_batch == 1 else work_units, even_bounds=even_bounds,
         # (first, last) unit with tiles of a sequence; the address of a partial result
         units_of=units_of, partial_of=even_partial_of,

@@ -169,7 +169,7 @@ def streaming(c: DecodeConfig) -> SimpleNamespace:
                 source = cache.scales_block_paged_ptr(
                     of.b, token0 + row, caches.head, chunk * (4 * spec.granularity), page=page
                 )
-                kv.cp_async(scale_at(stage, half * GC, row) + chunk * 16, source, zero_fill_size=size)
+                kv.cp_async(scale_at(stage, half, 0, row) + chunk * 16, source, zero_fill_size=size)
 
     @kv.func
     def copy_pairs(caches, of, stage, lane, whole):
@@ -182,20 +182,15 @@ def streaming(c: DecodeConfig) -> SimpleNamespace:
                 of.b, token0 + row, caches.head, chunk * (granules * spec.granularity), page=page
             )
             for half, start in ((0, source), (1, source + caches.to_value_scales)):
-                to = pairs_at(stage, half, row) + chunk * c.scale_chunk
+                to = scale_at(stage, half, 0, row) + chunk * c.scale_chunk
                 kv.cp_async(to, start, c.scale_chunk, zero_fill_size=size, l2_prefetch=c.scale_prefetch)
-
-    @kv.func
-    def pairs_at(stage, half, token):
-        """Pointer to the first (scale, zero) of a tile's token, of K or (``half`` 1) V: a word per granule."""
-        return stage + (2 * c.half_stage + half * (TT * c.scale_pitch)) + token * c.scale_pitch
 
     @kv.func
     def pairs(stage, half, token):
         """The words (scale, zero) of a tile's token, one per granule."""
         words, wide = [], c.scale_chunk // 4
         for g in kv.static(range(0, c.granules, wide)):
-            loaded = (pairs_at(stage, half, token) + 4 * g).load(kv.i32, wide)
+            loaded = scale_at(stage, half, g, token).load(kv.i32, wide)
             words.extend([loaded[i] for i in range(wide)] if wide > 1 else [loaded])
         return words
 
@@ -238,22 +233,17 @@ def streaming(c: DecodeConfig) -> SimpleNamespace:
         """Store a lane's scales where :func:`scale_at` finds them."""
         for s in kv.static(range(scale_turns)):
             for i in kv.static(range(2 * GC)):
-                scale_at(stage, i, s * 32 + lane % scale_lanes).store(scales[s * 2 * GC + i])
+                scale_at(stage, i // GC, i % GC, s * 32 + lane % scale_lanes).store(scales[s * 2 * GC + i])
 
     @kv.func
-    def scale_at(stage, which, token):
-        """Pointer to the f32 scale of a tile's token: granule ``which`` of K, or ``c.scales + which`` of V."""
-        if c.scales_copied:
-            of = 2 * c.half_stage + which // GC * (TT * c.scale_pitch) + which % GC * 4
-            return stage + of + token * c.scale_pitch
-        return stage + (2 * c.half_stage + which * (4 * TT)) + token * 4
-
-    @kv.func
-    def granule_scale_at(stage, half, granule, token):
-        """:func:`scale_at` for a run-time granule of K or (``half`` 1) V."""
-        if c.scales_copied:
-            return stage + (2 * c.half_stage + half * (TT * c.scale_pitch)) + granule * 4 + token * c.scale_pitch
-        return stage + (2 * c.half_stage + half * (GC * 4 * TT)) + granule * (4 * TT) + token * 4
+    def scale_at(stage, half, granule, token):
+        """Pointer to the scale of a tile's token, of K or (``half`` 1) V; with zeros, to the word (scale, zero)."""
+        # Copied scales lie by tokens, as in the pool; others by granules.
+        next_granule, next_token = (4, c.scale_pitch) if c.scales_copied else (4 * TT, 4)
+        start = 2 * c.half_stage + half * (TT * c.scale_pitch if c.scales_copied else GC * 4 * TT)
+        if kv.static(isinstance(granule, int)):
+            return stage + (start + granule * next_granule) + token * next_token
+        return stage + start + granule * next_granule + token * next_token
 
     @kv.func
     def largest_scale(stage, half, lane):
@@ -262,7 +252,7 @@ def streaming(c: DecodeConfig) -> SimpleNamespace:
         for t in kv.static(range(0, TT, 32)):
             token = lane % TT if TT < 32 else lane + t
             for g in kv.static(range(0, GC, width)):
-                loaded = scale_at(stage, half * GC + g, token).load(kv.f32, width)
+                loaded = scale_at(stage, half, g, token).load(kv.f32, width)
                 for i in kv.static(range(width)):
                     top = kv.math.max(top, kv.math.abs(loaded[i] if width > 1 else loaded))
         return kv.warp_reduce(top, "max")
@@ -286,7 +276,7 @@ def streaming(c: DecodeConfig) -> SimpleNamespace:
 
     return SimpleNamespace(
         shared_offset=shared_offset, pages_of=pages_of, token_of=token_of, within=within, load_scales=load_scales,
-        store_scales=store_scales, scale_at=scale_at, granule_scale_at=granule_scale_at, largest_scale=largest_scale,
+        store_scales=store_scales, scale_at=scale_at, largest_scale=largest_scale,
         held_scales=0 if c.scales_copied else 2 * GC * scale_turns, issue=issue, clear_columns=clear_columns,
-        seen_whole=seen_whole, pairs=pairs, pairs_at=pairs_at,
+        seen_whole=seen_whole, pairs=pairs,
     )  # fmt: skip
