@@ -259,8 +259,8 @@ def test_attention_of_prompts_reads_the_values_that_elements_stand_for(place: st
 
 
 TILED: dict[str, dict[str, int]] = {
-    "mxfp4": {}, "nvfp4": {}, "a codebook, scales of bf16": {}, "6 bits": {}, "mxfp4 rotated": {}, "nvfp4, head of 64": {"size": 64},
-    "mxfp4, head of 96": {"size": 96}, "nvfp4, pages of 5": {"page": 5}, "mxfp4, head of 256": {"size": 256},
+    "mxfp4": {}, "nvfp4": {}, "a codebook, scales of bf16": {}, "6 bits": {}, "mxfp4 rotated": {},
+    "nvfp4, head of 64": {"size": 64}, "mxfp4, head of 96": {"size": 96}, "nvfp4, pages of 5": {"page": 5}, "mxfp4, head of 256": {"size": 256},
 }  # fmt: skip
 
 
@@ -268,9 +268,8 @@ TILED: dict[str, dict[str, int]] = {
 def test_prompts_are_converted_for_tensor_cores(name: str) -> None:
     case = {"size": SIZE, "page": PAGE, **TILED[name]}
     rng, new, size = np.random.default_rng(9), (66, 2), case["size"]
-    found = collection_of(
-        FORMATS[name.partition(", head")[0].partition(", pages")[0]], (20, 5), new, rng, size, case["page"]
-    )
+    record = FORMATS[name.partition(", head")[0].partition(", pages")[0]]
+    found = collection_of(record, (20, 5), new, rng, size, case["page"])
     offsets, heads = offsets_of(new), (HEADS, HEADS, 4 * HEADS)
     key, value, query = (rng.standard_normal((68, n, size)).astype(ml_dtypes.bfloat16) for n in heads)
     with kv.emulated("sm_90a"):

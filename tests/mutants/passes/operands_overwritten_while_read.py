@@ -4,6 +4,4 @@
 SYMBOL = "kvarn.lowering.tiles.exchange:mark"
 OLD = 'range(own, last + 1) if op.name == "kv.tile_share" else range(own, own + 1)'
 NEW = "range(own, own + 1)"
-CAUGHT_BY = (
-    "tests/dsl/test_tile_operands.py::test_computed_operands_of_several_products_of_an_iteration[256-sm_80]",
-)
+CAUGHT_BY = ("tests/dsl/test_tile_operands.py::test_computed_operands_of_several_products_of_an_iteration[256-sm_80]",)
