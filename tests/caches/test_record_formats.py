@@ -259,9 +259,12 @@ def test_attention_of_prompts_reads_the_values_that_elements_stand_for(place: st
 
 
 TILED: dict[str, dict[str, int]] = {
-    "mxfp4": {}, "nvfp4": {}, "a codebook, scales of bf16": {}, "6 bits": {}, "mxfp4 rotated": {},
-    "nvfp4, head of 64": {"size": 64}, "mxfp4, head of 96": {"size": 96}, "nvfp4, pages of 5": {"page": 5}, "mxfp4, head of 256": {"size": 256},
-}  # fmt: skip
+    **{name: {} for name in ("mxfp4", "nvfp4", "a codebook, scales of bf16", "6 bits", "mxfp4 rotated")},
+    "nvfp4, head of 64": {"size": 64},
+    "mxfp4, head of 96": {"size": 96},
+    "nvfp4, pages of 5": {"page": 5},
+    "mxfp4, head of 256": {"size": 256},
+}
 
 
 @pytest.mark.parametrize("name", TILED)
