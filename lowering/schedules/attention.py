@@ -316,8 +316,8 @@ def problems(case: Case, target: Target, row_alignment: int, schedule: Mapping[s
         found.append(
             f"needs pages and a head size of a multiple of 32 for queries of f8e4m3, got {spec.head_size}, {spec.kind}"
         )
-    if spec.packed and (not spec.zero or instruction != WGMMA):
-        found.append(f"needs elements of whole bytes, or by wgmma u4 with zeros, got {spec.dtype.name}")
+    if spec.packed and instruction != WGMMA:
+        found.append(f"needs elements of whole bytes, or wgmma, got {spec.dtype.name}")
     elif spec.dtype is not case.query and not spec.converted:
         found.append(f"needs a cache of the query's type or of 8 bits, got {spec.dtype.name}")
     latent = case.value_size < case.size and spec.dtype is case.query and not spec.quantized

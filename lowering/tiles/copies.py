@@ -120,7 +120,7 @@ def copy_of(op: Any, target: Target, by_tma: bool, elements: str | None = None) 
     converts = elements in ("bf16", "f16") and (spec.dtype is not f8e4m3 or target.has("f8_convert"))
     if not stored and converts and why_not_staged(spec, columns, first) is None:
         return "staged"
-    whole = columns == spec.data_size and columns * spec.data_dtype.itemsize % SWIZZLE == 0
+    whole = columns == spec.data_size and spec.data_dtype.bytes_of(columns) % SWIZZLE == 0
     paged = not page or page % rows == 0 or rows % page == 0
     return "cp_async" if stored and whole and paged and first == 0 else "convert"
 

@@ -258,6 +258,32 @@ def test_attention_of_prompts_reads_the_values_that_elements_stand_for(place: st
     np.testing.assert_allclose(out.astype(np.float64), attended(found, 1, query, offsets), atol=2e-2, rtol=1e-2)
 
 
+TILED: dict[str, dict[str, int]] = {
+    **{name: {} for name in ("mxfp4", "nvfp4", "a codebook, scales of bf16", "6 bits", "mxfp4 rotated")},
+    "nvfp4, head of 64": {"size": 64},
+    "mxfp4, head of 96": {"size": 96},
+    "nvfp4, pages of 5": {"page": 5},
+    "mxfp4, head of 256": {"size": 256},
+}
+
+
+@pytest.mark.parametrize("name", TILED)
+def test_prompts_are_converted_for_tensor_cores(name: str) -> None:
+    case = {"size": SIZE, "page": PAGE, **TILED[name]}
+    rng, new, size = np.random.default_rng(9), (66, 2), case["size"]
+    record = FORMATS[name.partition(", head")[0].partition(", pages")[0]]
+    found = collection_of(record, (20, 5), new, rng, size, case["page"])
+    offsets, heads = offsets_of(new), (HEADS, HEADS, 4 * HEADS)
+    key, value, query = (rng.standard_normal((68, n, size)).astype(ml_dtypes.bfloat16) for n in heads)
+    with kv.emulated("sm_90a"):
+        kv.ops.append(found, 1, key, value, offsets)
+        out = kv.ops.attention(found, 1, query, offsets, scale=size**-0.5, schedule={"kind": "tile"})
+    want = attended(found, 1, query, offsets)
+    error = out.astype(np.float64) - want  # every product's operands are rounded to the query's type
+    assert np.sqrt(np.square(error).mean() / np.square(want).mean()) < 2.0**-7
+    assert np.abs(error).max() < 2.0**-6 * np.abs(want).max()
+
+
 DECODES: dict[str, dict[str, Any]] = {
     **{name: {"name": name} for name in FORMATS if "6 bits" not in name},
     "nvfp4, head of 64": {"name": "nvfp4", "size": 64},
