@@ -240,7 +240,7 @@ class Division:
         few, many = (rows > 0) & (rows <= self.few), rows > self.few
         return (many, few) if self.many else (few, many)
 
-    def kept(self, rows: Any, group: int = 1) -> Any:
+    def own_rows(self, rows: Any, group: int = 1) -> Any:
         """The rows that the kernel has of a sequence of ``rows`` rows: ``group`` rows per new token."""
         few = rows <= self.few * group
         return kv.where(few, 0, rows) if self.many else kv.where(few, rows, 0)

@@ -55,12 +55,12 @@ def work_items(s, t, tiles):
     """The work items of this block, in order, of ``tiles`` tiles of rows."""
     heads = s.case.spec.num_heads
     number_of_tiles = tiles * heads
-    units = number_of_tiles if t.splits is None else number_of_tiles * t.splits
-    last_unit, step = (units, kv.grid_dim.x) if s.persistent else (kv.block_id.x + 1, 1)
+    items = number_of_tiles if t.splits is None else number_of_tiles * t.splits
+    last_item, step = (items, kv.grid_dim.x) if s.persistent else (kv.block_id.x + 1, 1)
     if s.sequences and not s.persistent:
-        last_unit = kv.math.min(last_unit, units)
-    for i in range(kv.block_id.x, last_unit, step):
-        work = i if t.queue is None else kv.take_work_item(t.queue, i, units, late=s.overlaps)
+        last_item = kv.math.min(last_item, items)
+    for i in range(kv.block_id.x, last_item, step):
+        work = i if t.queue is None else kv.take_work_item(t.queue, i, items, late=s.overlaps)
         split = 0 if t.splits is None else quotient(work, number_of_tiles)
         tile = work - split * number_of_tiles  # blocks that read the same keys run at the same time
         if s.case.chunk is None:
@@ -139,13 +139,13 @@ def scaled_query(s, a, rows):
     if a.scale < 0.0:  # maxima and masks precede the scale
         q = -q
     positive = kv.math.max(kv.math.abs(a.scale), 1.0e-30)
-    unit, factor = kv.f32(LOG2E) if modifies(s.case) else positive * LOG2E, positive
+    scale_log2, factor = kv.f32(LOG2E) if modifies(s.case) else positive * LOG2E, positive
     if s.stored_keys:
         q, powers = kv.two_terms(q, rows.head * s.case.size % CHUNK if s.aligned else None)
         factor = (powers * positive)[:, None]
         if not modifies(s.case):
-            unit = powers * unit
-    return q, factor, unit
+            scale_log2 = powers * scale_log2
+    return q, factor, scale_log2
 
 
 def hide_values(o: Tile) -> None:
@@ -205,7 +205,7 @@ def attention_kernel(s: TileKernel) -> Any:
             t = replace(t, splits=splits_of(t, many, s.case.spec.num_heads))
         for work in work_items(s, t, tiles):
             rows = rows_of(s, a, queries, many, work)
-            q, factor, unit = scaled_query(s, a, rows)
+            q, factor, scale_log2 = scaled_query(s, a, rows)
             keys = source_of(s, a, t, rows, work.split, q.shape[1] // (2 if s.stored_keys else 1))
             first, end, several = keys.part()
             m, l, o = kv.full(s.rows, LOWEST), kv.full(s.rows, 0.0), kv.full((s.rows, s.value_columns), 0.0)
@@ -217,7 +217,7 @@ def attention_kernel(s: TileKernel) -> Any:
                 with kv.trace("mask"):
                     x = keys.hide(x, tile, at, arrays[scores_read:])
                 with kv.trace("softmax"):
-                    m, l, p, alpha = online_softmax(m, l, x, unit, *s.slack)
+                    m, l, p, alpha = online_softmax(m, l, x, scale_log2, *s.slack)
                 o = kv.dot(s.of_weights(p), tile.v, o * alpha[:, None])
                 if s.on_host:
                     hide_values(o)

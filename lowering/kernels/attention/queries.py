@@ -50,7 +50,7 @@ class RaggedQueries:
     def length(self, b: Any) -> Any:
         """Rows of a sequence."""
         rows = self.whole_length(b)
-        return rows if self.division is None else self.division.kept(rows)
+        return rows if self.division is None else self.division.own_rows(rows)
 
     def new_keys(self, b: Any) -> Any:
         """Keys of a sequence after its cached ones: as many as it has rows, unless kv_offsets are given."""
@@ -86,7 +86,7 @@ class RaggedQueries:
         """As :func:`tile_place`, with the base of the sequence; with ``most``, sequences have equally many tiles."""
         if self.most is None:
             b, base, row0, count = tile_place(self.offsets, self.rows, number, group, size)
-            return b, base, row0, count if self.division is None else self.division.kept(count, group)
+            return b, base, row0, count if self.division is None else self.division.own_rows(count, group)
         tiles = cdiv(self.most * group, size)
         b = number // tiles
         return b, self.base(b), (number % tiles) * size, self.length(b) * group
@@ -150,7 +150,7 @@ class PaddedQueries:
 
     def length(self, b: Any) -> Any:
         rows = self.whole_length(b)
-        return rows if self.division is None else self.division.kept(rows)
+        return rows if self.division is None else self.division.own_rows(rows)
 
     def new_keys(self, b: Any) -> Any:
         return new_keys(self, b)

@@ -31,7 +31,7 @@ from .case import Case, Chunk, column_vectors
 from .chosen_pages import ChosenPages, chosen_pages
 from .key_tiles import KeyTiles, TilesOfRow
 from .partials import LOWEST, NO_VALUE, finished, log_sum_exp, with_prior
-from .softmax import FAST, modified_one, score_unit, shown
+from .softmax import FAST, modified_one, scale_log2_of, shown
 
 LANES = 16  # f32 lanes of a host vector: one AVX-512 register, or two of AVX2
 KEYS = 8  # keys that the host processes at a time
@@ -280,7 +280,7 @@ def host_kernel(case: Case) -> Any:
             first, end = case.mask.interval(position, num_keys)
             keys, values = rows_of(case, a, b)
             head, here = h // case.group, queries.numbered(number)
-            factor = a.scale * score_unit(case)
+            factor = a.scale * scale_log2_of(case)
             q = [
                 kv.f32(a.query.load(*here, h, d, width=w, alignment=case.query.itemsize)) * factor
                 for d, w in query_vectors
@@ -402,7 +402,7 @@ def simt_kernel(case: Case) -> Any:
         queries = a.queries(case)
         exists, here = queries.in_range(number), queries.numbered(number)
         if exists:
-            factor = a.scale * score_unit(case)
+            factor = a.scale * scale_log2_of(case)
             for d in range(lane, case.size, 32):
                 q[warp, d] = kv.f32(a.query[(*here, h, d)]) * factor
         kv.syncwarp()

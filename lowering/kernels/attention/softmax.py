@@ -98,7 +98,7 @@ FAST = MappingProxyType(
 )
 
 
-def score_unit(case: Case) -> float:
+def scale_log2_of(case: Case) -> float:
     """The factor of the query that makes scores powers of two, where no modification needs natural scores."""
     return 1.0 if modifies(case) else LOG2E
 
@@ -106,7 +106,7 @@ def score_unit(case: Case) -> float:
 def modified_one(
     case: Case, x: Any, b: Any, h: Any, q: Any, k: Any, slopes: Any, arrays: Any, by: Any = FAST, factor: float = 1.0
 ) -> Any:
-    """One modified score in powers of two; ``x`` times ``factor`` is scaled by :func:`score_unit`.
+    """One modified score in powers of two; ``x`` times ``factor`` is scaled by :func:`scale_log2_of`.
 
     ``by`` implements the functions' math. (For tiles, passes choose fast instructions.)
     """

@@ -49,7 +49,7 @@ from ...elements import factors_of_word, scaled_by
 from ..arguments import AttentionArguments
 from ..case import Case, last_not_above
 from ..queries import batch_of, classes
-from ..softmax import array_read, hoist_query_reads, modified_one, modifies, score_unit, shown
+from ..softmax import array_read, hoist_query_reads, modified_one, modifies, scale_log2_of, shown
 from .combine import combine_kernel
 from .partials import lane_sum
 from .products import products
@@ -122,25 +122,25 @@ def decode_kernel(c: DecodeConfig) -> Any:
                     o[i] = quads[n // 4][n % 4]
 
     @kv.func
-    def unit_above(top):
+    def power_above(top):
         """The smallest power of two that is at least a scale."""
         above = (kv.bitcast(top, kv.i32) + 0x7FFFFF) & 0x7F800000
         return kv.bitcast(kv.math.min(above, 0x7E800000), kv.f32)
 
     @kv.func
-    def unit_of_keys(stage, lane):
+    def power_of_keys(stage, lane):
         """A power of two that is at least every scale of a tile of K, and its inverse."""
-        unit = unit_above(kv.math.max(stream.largest_scale(stage, 0, lane), 2.0**-100))
-        return unit, kv.bitcast(0x7F000000 - kv.bitcast(unit, kv.i32), kv.f32)
+        power = power_above(kv.math.max(stream.largest_scale(stage, 0, lane), 2.0**-100))
+        return power, kv.bitcast(0x7F000000 - kv.bitcast(power, kv.i32), kv.f32)
 
     @kv.func
-    def follow_scales(stage, o, unit, lane):
-        """Make unit[0] a power of two >= every scale of V so far, unit[1] its inverse; o is in this unit."""
+    def follow_scales(stage, o, power, lane):
+        """Make power[0] a power of two >= every scale of V so far, power[1] its inverse; o is divided by it."""
         top = stream.largest_scale(stage, 1, lane)
-        if top > unit[0]:
-            unit_of = unit_above(top)
-            rescale(o, unit[0] / unit_of)
-            unit[0], unit[1] = unit_of, 1.0 / unit_of
+        if top > power[0]:
+            power_of_values = power_above(top)
+            rescale(o, power[0] / power_of_values)
+            power[0], power[1] = power_of_values, 1.0 / power_of_values
 
     @kv.func
     def score_exchange(stages, number, mt):
@@ -174,16 +174,16 @@ def decode_kernel(c: DecodeConfig) -> Any:
 
         ``here`` is (the tile's number, its tokens, all stages, the stage's number and address), ``query`` the query and
         its address, ``of`` the sequence: b, keys, first visible key, position of its first query, rows' (head,
-        position); ``functions`` is (slopes, arrays). ``scaling`` is (unit, sums of weights times V's zeros).
+        position); ``functions`` is (slopes, arrays). ``scaling`` is (power, sums of weights times V's zeros).
         Changes m, l, o and scaling.
         """
         (tile, tokens, stages, number, stage), (q, q_place), (b, keys, _, start, places) = here, query, of
-        scale, (slopes, arrays), (unit, zeros) = a.scale * score_unit(c.case), functions, scaling
+        scale, (slopes, arrays), (power, zeros) = a.scale * scale_log2_of(c.case), functions, scaling
         if LACKS != 1.0 and ZS < 2:
             scale = scale * LACKS
         lane, head, row0 = own.lane, own.head, own.row0
         scores = []
-        of_keys = unit_of_keys(stage, lane) if c.scaled_elements else None
+        of_keys = power_of_keys(stage, lane) if c.scaled_elements else None
         for mt in kv.static(range(MT)):
             of_tile = multiply.scores(q, q_place, stage, mt, of_keys, lane)
             if c.slices > 1:
@@ -235,7 +235,7 @@ def decode_kernel(c: DecodeConfig) -> Any:
                 if ZS:
                     rescale_zeros(zeros, nt, alphas, lane)
         if GC and not ZS:
-            follow_scales(stage, o, unit, lane)
+            follow_scales(stage, o, power, lane)
         for mt in kv.static(range(MT)):
             p = [[scores[(mt * NT + nt) * 4 + i] for i in range(4)] for nt in range(NT)]
             multiply.add_values(p, stage, mt, o, scaling, lane)
@@ -388,7 +388,7 @@ def decode_kernel(c: DecodeConfig) -> Any:
                 else:
                     q = multiply.query(a.query, queries, b, head, row0, n, lane, q_place, column0)
                 m, l, o = [kv.f32(NEVER)] * (2 * NT), [kv.f32(0.0)] * (2 * NT), [kv.f32(0.0)] * (4 * NT * KS)
-                unit = [kv.f32(2.0**-100), kv.f32(2.0**100)]
+                power = [kv.f32(2.0**-100), kv.f32(2.0**100)]
                 zeros = [kv.f32(0.0)] * (NT * ZC)
                 places = query_positions(*functions, b, head, row0, start, lane, keys)
                 split_end = kv.math.min(batch_tile + held.each, until) if c.split else until
@@ -405,7 +405,7 @@ def decode_kernel(c: DecodeConfig) -> Any:
                     tokens = copied[0] if c.case.by_lists else None
                     with kv.trace("products and softmax"):
                         attend(
-                            a, own, (i, tokens, stages, stage, here), (q, q_place), m, l, o, (unit, zeros),
+                            a, own, (i, tokens, stages, stage, here), (q, q_place), m, l, o, (power, zeros),
                             (b, keys, first, start, places), functions,
                         )  # fmt: skip
                     stage = kv.where(stage == NS - 1, 0, stage + 1)
@@ -424,7 +424,7 @@ def decode_kernel(c: DecodeConfig) -> Any:
                     rescale_halves(o)
                     add_sums_of_zeros(o, zeros, lane)
                 elif GC:
-                    rescale(o, unit[0] if LACKS == 1.0 else unit[0] * LACKS)
+                    rescale(o, power[0] if LACKS == 1.0 else power[0] * LACKS)
                 if c.spec.rotation:
                     rotate_back(o, lane)
                 # A warp without rows of the sequence stores nothing, and no warp waits for it.
