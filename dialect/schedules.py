@@ -664,12 +664,11 @@ DECODE_SHARE = Entry(
     "7 for 16-bit caches, 10 for 8-bit ones; 16 where the KV heads are too few for one block per multiprocessor",
     most=16,
 )
-UNEVEN = Entry("uneven", "Only a batch of uneven sequences is divided.", "where decode_threshold is not given", bool)
 DIVIDED = replace(
     TILED,
     entries=(*TILED.entries, DECODE_THRESHOLD, DECODE_SHARE),
     decided=(
-        UNEVEN,
+        Entry("uneven", "Only a batch of uneven sequences is divided.", "where decode_threshold is not given", bool),
         *(
             replace(e, name=PREFIX_OF_DECODE + e.name, old_name="few_" + (e.old_name or e.name))
             for e in (*DECODE.entries, MAX_BATCH)
@@ -679,9 +678,8 @@ DIVIDED = replace(
 LATENT = Kind(
     "latent",
     "64 query rows per block over latent keys, or 8 to 32; by mma.sync on targets without wgmma",
-    (SPLITS, DECODE_THRESHOLD),
+    (SPLITS,),
     decided=(
-        UNEVEN,
         *(entry for entry in TILED.entries if entry not in (ROWS, KEY_SPLITS)),
         Entry("rows", "Query rows per block.", "64; fewer if a sequence has few", least=8, most=64, step=8),
         Entry("tiles", "Tiles of query rows per sequence; 0: from the row offsets.", "0", least=0, most=16),

@@ -12,7 +12,6 @@ from kvarn.dialect.dtypes import bf16, f8e4m3, f16, f32
 from kvarn.dialect.layout import align_up, cdiv
 from kvarn.dialect.ops.tile import COLUMN_STEP
 from kvarn.dialect.schedules import TILED, written
-from kvarn.lowering.index import Ix
 from kvarn.lowering.kernels.attention.arguments import AttentionArguments
 from kvarn.lowering.kernels.attention.case import Case, tile_count
 from kvarn.lowering.kernels.attention.key_splits import MOST_SPLITS
@@ -129,44 +128,13 @@ def of_tiles(case: Case, target: Target, schedule: Mapping[str, Any]) -> tile_sc
 def choose(case: Case, at: Expansion, op: Any, by_wgmma: bool) -> dict[str, Any]:
     """The entries of the kernels by wgmma, or of the kernel over tiles, for a case and the schedule's promises."""
     if not by_wgmma:
-        if at.schedule.get("decode_threshold"):
-            raise ValueError("the schedule's decode_threshold needs the kernels of kind latent on wgmma")
         config = by_tiles(case, at.target, at.schedule)
         return {name: getattr(config, name) for name in OF_TILES}
     most = case.heads if case.listed else at.schedule.get("max_queries", 0) * case.heads
     rows = rows_of(case, most)
     tiles = 0 if case.listed or cdiv(most, rows) > MOST_TILES else cdiv(most, rows)
     copied = box_rows(case, rows, at, op.collection)
-    return {
-        "instruction": WGMMA,
-        "rows": rows,
-        "tiles": tiles,
-        "box_rows": copied,
-        **division(case, at, op, rows, copied),
-    }
-
-
-def division(case: Case, at: Expansion, op: Any, rows: int, copied: int) -> dict[str, Any]:
-    """The entries of a batch that a kernel of few rows and one of ``rows`` divide; none where one kernel has all.
-
-    A decode of up to a block's rows of heads has blocks of its own, whose keys are split as if it were alone.
-    """
-    given = at.schedule.get("decode_threshold")
-    most = 1 if given is None else given
-    listed = case.listed or case.blocks
-    same = copied == box_rows(case, rows_of(case, most * case.heads), at, op.collection) if most else False
-    if given and (listed or not same or most * case.heads > WIDE):
-        raise ValueError(f"the schedule's decode_threshold needs up to {WIDE} rows, no lists and no block mask")
-    fixed = "max_queries" in at.schedule or "kind" in at.schedule
-    if not most or (given is None and (fixed or listed or not same or case.heads > WIDE)):
-        return {}
-    uneven = not at.schedule.get("batch_invariant") if given is None else at.schedule.get("uneven", False)
-    return {"decode_threshold": most, "uneven": uneven}
-
-
-def of_few(config: LatentConfig, most: int) -> LatentConfig:
-    """The configuration for the sequences of up to ``most`` new tokens of a divided batch."""
-    return replace(config, rows=rows_of(config.case, most * config.case.heads), tiles=1, division="few")
+    return {"instruction": WGMMA, "rows": rows, "tiles": tiles, "box_rows": copied}
 
 
 def configured(case: Case, at: Expansion, op: Any) -> LatentConfig | tile_schedule.TileConfig:
@@ -184,15 +152,10 @@ def configured(case: Case, at: Expansion, op: Any) -> LatentConfig | tile_schedu
     return tile_schedule.configured(case, at.target, {**at.schedule, "splits": splits})
 
 
-def launch(config: LatentConfig, at: Expansion, op: Any, few: Ix | None = None) -> None:
-    """Launch the attention kernel and, where keys are split, the combine kernel.
-
-    ``few``: the most new tokens of a sequence of few in a divided batch; 0 if the batch is not divided.
-    """
+def launch(config: LatentConfig, at: Expansion, op: Any) -> None:
+    """Launch the attention kernel and, where keys are split, the combine kernel."""
     case, one = config.case, at.constant(1)
     tokens, batch = at.dim(op.query, 0), at.dim(op.row_offsets, 0) - 1
-    if few is not None and config.division == "few":
-        batch = few.least(1) * batch
     blocks = latent_blocks.blocks_of(config) if config.few else 1  # blocks per partial result
     if config.case.listed:
         tiles = needed = tokens * cdiv(case.heads, config.rows)
@@ -200,9 +163,6 @@ def launch(config: LatentConfig, at: Expansion, op: Any, few: Ix | None = None) 
         tiles = needed = batch * config.tiles
     else:
         tiles = tile_count(tokens, batch, case.heads, config.rows)
-        if few is not None:  # most sequences are assumed to be of few tokens, one each
-            others = few.least(1) * batch
-            tokens = tokens.greatest(others) - others
         needed = (tokens * case.heads + (config.rows - 1)) // config.rows
     needed = needed + (one - needed.least(one))
     if "splits" in at.schedule:
@@ -221,7 +181,7 @@ def launch(config: LatentConfig, at: Expansion, op: Any, few: Ix | None = None) 
         else None
     )
     a = AttentionArguments.of(op).without("sinks", "lse", "prior", "prior_lse", *(["out"] if config.partial else []))
-    a = replace(a, partials=parts, key_map=key_map, few=few)
+    a = replace(a, partials=parts, key_map=key_map)
     if config.few:
         kernel, threads = latent_few.latent_kernel(config, at.target.shared_bytes), latent_blocks.threads_of(config)
     else:
@@ -230,6 +190,6 @@ def launch(config: LatentConfig, at: Expansion, op: Any, few: Ix | None = None) 
         extents = tiles * launched, splits * blocks, 1
         at.launch(kernel, [a], extents, (threads, 1, 1), key=config, programmatic=waits)
     blocks, columns = latent_combine.grid(config, tiles, splits)
-    combined = [op.row_offsets, op.out, parts, tiles, splits, op.sinks, op.lse, op.prior, op.prior_lse, few]
+    combined = [op.row_offsets, op.out, parts, tiles, splits, op.sinks, op.lse, op.prior, op.prior_lse]
     threads = (32 * latent_combine.WARPS, 1, 1)
     at.launch(latent_combine.combine_kernel(config), combined, (several * blocks, columns, 1), threads, key=config)

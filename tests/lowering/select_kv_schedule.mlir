@@ -102,7 +102,7 @@ func.func @padded(%c: !pool, %layer: i32, %q: !padded, %valid: !table, %scale: f
 
 // Latent rows, chunks and operands have a kind too; operations with one kernel have nothing to choose.
 // CHECK-LABEL: func.func @others
-// CHECK:         "kv.mla_attention"{{.*}}schedule = {box_rows = 16 : i64, decode_threshold = 1 : i64, instruction = "wgmma", kind = "latent", rows = 64 : i64, tiles = 0 : i64, uneven = true}
+// CHECK:         "kv.mla_attention"{{.*}}schedule = {box_rows = 16 : i64, instruction = "wgmma", kind = "latent", rows = 64 : i64, tiles = 0 : i64}
 // CHECK:         "kv.operand_attention"{{.*}}schedule = {{.*}}kind = "tile"
 // CHECK:         "kv.append"
 // CHECK-NOT:     schedule
@@ -246,7 +246,7 @@ func.func @slower_latent(%c: !rows, %layer: i32, %q: !queries, %offsets: !table,
 
 // Functions over latent rows and offsets of keys are for every kernel of kind latent.
 // CHECK-LABEL: func.func @functions_of_latent
-// CHECK-COUNT-2: schedule = {box_rows = 16 : i64, decode_threshold = 1 : i64, instruction = "wgmma", kind = "latent", rows = 64 : i64, tiles = 0 : i64, uneven = true}
+// CHECK-COUNT-2: schedule = {box_rows = 16 : i64, instruction = "wgmma", kind = "latent", rows = 64 : i64, tiles = 0 : i64}
 // REMARK-NOT:  remark:
 func.func @functions_of_latent(%c: !pool, %layer: i32, %q: !queries, %offsets: !table, %scale: f32, %out: !values) {
   "kv.mla_attention"(collection = %c, layer = %layer, query = %q, row_offsets = %offsets, scale = %scale, out = %out) {kv.row_alignment = 16 : i64, value_size = 512 : i64, mask = "causal", score = "t5@0123", span = 0 : i64} : (!pool, i32, !queries, !table, f32, !values) -> ()

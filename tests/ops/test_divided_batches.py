@@ -16,7 +16,6 @@ pytestmark = pytest.mark.whole
 
 HOPPER = Interpreted("sm_90a")
 EXPLICIT = {"kind": "tile", "rows": 64, "keys": 16, "decode_threshold": 2}
-EXPLICIT_LATENT = {"decode_threshold": 1}
 OF_BOTH = {"rows": 64, "keys": 64, "max_batch": 8}  # of which select-kv-schedule divides uneven batches
 
 # Cached and new tokens, the cache's elements, and the schedule.
@@ -41,27 +40,6 @@ BATCHES: dict[str, tuple[list[int], list[int], str, dict[str, Any]]] = {
 def test_a_batch_of_any_class(name):
     cached, new, dtype, schedule = BATCHES[name]
     Case(cached=cached, new=new, page_size=8, schedule=schedule, dtype=dtype, query="bf16").check(HOPPER)
-
-
-@pytest.mark.parametrize(
-    ("dtype", "group", "schedule"),
-    [
-        ("bf16", 4, {}),
-        ("f8e4m3", 8, {"decode_threshold": 2, "splits": 3}),
-        ("bf16", 64, {"decode_threshold": 1}),
-    ],
-    ids=["by default", "fp8, splits", "as many heads as rows"],
-)  # fmt: skip
-def test_latent_rows_of_both_classes(dtype, group, schedule):
-    latent = {"head_size": 576, "value_size": 512, "page_size": 64, "group": group}
-    cached, new = [70, 150, 20, 0, 33, 12, 200], [1, 1, 40, 0, 2, 1, 3]
-    Case(cached=cached, new=new, dtype=dtype, query="bf16", schedule=schedule, **latent).check(HOPPER)
-
-
-def test_latent_rows_with_more_heads_than_a_block_are_not_divided():
-    case = Case(cached=[70], new=[1], head_size=576, value_size=512, page_size=64, group=65, schedule=EXPLICIT_LATENT)
-    with pytest.raises(ValueError, match="decode_threshold needs up to 64 rows, no lists and no block mask"):
-        case.check(HOPPER)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "f8e4m3"])

@@ -155,13 +155,12 @@ def combine_kernel(c: LatentConfig) -> Any:
         row_offsets: kv.Buffer[i32, 1], out: kv.Buffer[case.out, 3], parts: kv.Buffer[i8, 1], tiles: kv.i32,
         splits: kv.i32, sinks: kv.Optional[kv.Buffer[f32, 1]], lse: kv.Optional[kv.Buffer[f32, 2]],
         prior: kv.Optional[kv.Buffer[f32, 3]], prior_lse: kv.Optional[kv.Buffer[f32, 2]],
-        few: kv.Optional[kv.i32],
     ):  # fmt: skip
         sums_at = kv.shared((WARPS, COLUMNS), f32)
         lane, warp = kv.thread_id.x & 31, kv.thread_id.x >> 5
         to = Results(out, sinks, lse, prior, prior_lse)
         kv.griddepcontrol_launch_dependents()  # for the next layer's kernel, whose blocks need whole multiprocessors
-        queries = queries_of(c, out, row_offsets, few)
+        queries = queries_of(out, row_offsets)
         if splits < MANY:
             item = kv.block_id.x * WARPS + warp
             number, row = item // c.rows, item % c.rows

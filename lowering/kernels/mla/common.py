@@ -16,7 +16,7 @@ from kvarn.dialect.dtypes import DType, bf16, f16, f32
 from kvarn.dialect.layout import cdiv
 from kvarn.dialect.shared_layout import SharedLayout
 
-from ..attention.case import Case, Division, start_of
+from ..attention.case import Case, start_of
 from ..attention.key_tiles import KeyTiles
 from ..attention.partials import LN2
 from ..attention.queries import RaggedQueries
@@ -50,8 +50,6 @@ class LatentConfig:
         Rows per TMA box; 0: threads copy row by row.
     partial : bool
         Whether even a single split stores a partial result, since the combine kernel has more to do than combining.
-    division : {"", "few", "many"}
-        Of a divided batch, which sequences the kernel computes: those of few new tokens, or of many.
     """
 
     case: Case
@@ -59,7 +57,6 @@ class LatentConfig:
     tiles: int = 0
     box_rows: int = KEYS
     partial: bool = False
-    division: str = ""
 
     @property
     def part(self) -> DType:
@@ -446,7 +443,5 @@ def write_rows(c, vector, parts, out, place, row, column, splits, split):
             (part_of(c, parts, number, splits, split, row) + column * c.part.itemsize).store(vector)
 
 
-def queries_of(c: LatentConfig, query: Any, row_offsets: Any, few: Any, kv_offsets: Any = None) -> RaggedQueries:
-    """The query rows of a kernel; ``few``: the most new tokens of a sequence of few in a divided batch."""
-    division = Division(few, c.division == "many") if c.division else None
-    return RaggedQueries(row_offsets, query.shape[0], kv_offsets, division=division)
+def queries_of(query: Any, row_offsets: Any, kv_offsets: Any = None) -> RaggedQueries:
+    return RaggedQueries(row_offsets, query.shape[0], kv_offsets)

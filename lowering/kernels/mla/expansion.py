@@ -26,7 +26,7 @@ from kvarn.lowering.tiles.ir import WGMMA
 from .. import expands
 from ..attention import kernel as attention_tiles, launch as tile_launch
 from ..attention.case import Case, Chunk, Masking
-from ..attention.expansion import WIDEST_ROWS, Place, few_of_launch, launch_rows
+from ..attention.expansion import WIDEST_ROWS, Place, launch_rows
 from ..attention.queries import RaggedQueries
 from ..base import Expansion
 from ..common import BYTES, row_alignment
@@ -140,11 +140,7 @@ def expand_attention(op: Any, at: Expansion) -> None:
     if kind == "latent":
         config = latent_schedule.configured(case, at, op)
         if isinstance(config, LatentConfig):
-            few = few_of_launch(op, at)
-            if few is not None:
-                latent_schedule.launch(latent_schedule.of_few(config, at.schedule["decode_threshold"]), at, op, few)
-                config = replace(config, division="many")
-            latent_schedule.launch(config, at, op, few)
+            latent_schedule.launch(config, at, op)
         else:
             tile_launch.launch(config, at, op)
     elif kind == "tile":

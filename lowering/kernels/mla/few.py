@@ -195,7 +195,7 @@ def latent_kernel(c: LatentConfig, shared_bytes: int) -> Any:
         rank = kv.cluster_rank() if PAIR > 1 else kv.i32(0)
         splits, split, number = kv.grid_dim.y // PAIR, kv.block_id.y // PAIR, kv.grid_dim.x - 1 - kv.block_id.x
         kv.griddepcontrol_wait()  # everything before belongs to this kernel alone
-        queries, arrays = queries_of(c, args.query, args.extents, args.few, args.kv_offsets), args.arrays
+        queries, arrays = queries_of(args.query, args.extents, args.kv_offsets), args.arrays
         b, token0, row0, rows = place_of(c, queries, number)
         place, some = (number, token0, row0, rows), kv.bool(False)
         # If a block's sequence is known, its length is read together with its offsets.

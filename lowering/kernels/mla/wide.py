@@ -376,7 +376,7 @@ def latent_kernel(c: LatentConfig) -> Any:
         kv.barrier()
         splits, number = kv.grid_dim.y, kv.grid_dim.x - 1 - kv.block_id.x
         kv.griddepcontrol_wait()  # everything before belongs to this kernel alone
-        queries = queries_of(c, a.query, a.extents, a.few, a.kv_offsets)
+        queries = queries_of(a.query, a.extents, a.kv_offsets)
         b, token0, row0, rows = place_of(c, queries, number)
         place = (number, token0, row0, rows)
         # If a block's sequence is known, its length is read together with its offsets.
