@@ -1,6 +1,7 @@
 # SPDX-License-Identifier: Apache-2.0 WITH LLVM-exception
-"""Where no tile of a divided batch is split, no block of the combine kernel waits: it ends before the decode kernel, and
-a kernel that waits for it reads rows that are not written yet.
+"""Where no tile of a divided batch is split, no block of the combine kernel waits.
+
+It ends before the decode kernel, and a kernel that waits for it reads rows that are not written yet.
 """
 
 SYMBOL = "kvarn.lowering.kernels.attention.key_splits:combine_kernel"
