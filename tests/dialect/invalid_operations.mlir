@@ -45,6 +45,9 @@ func.func @append_2(%c: !pool, %i: i32, %k: memref<*xbf16>, %o: memref<?xi32>, %
   // expected-error @below {{'kv.append' op takes tensor_scales for a cache of at most 8 bits without zeros only}}
   "kv.append"(collection = %c3, layer = %i, key = %k2, row_offsets = %o, value = %v, tensor_scales = %s3)
     : (!int4_pool, i32, memref<?x8x128xbf16>, memref<?xi32>, memref<?x8x128xbf16>, memref<2xf32>) -> ()
+  // expected-error @below {{'kv.append' op takes key_scale or tensor_scales, not both}}
+  "kv.append"(collection = %c2, layer = %i, key = %k2, row_offsets = %o, value = %v, key_scale = %s, tensor_scales = %s3)
+    : (!fp8_pool, i32, memref<?x8x128xbf16>, memref<?xi32>, memref<?x8x128xbf16>, memref<?x8x4xf32>, memref<2xf32>) -> ()
   // expected-error @below {{'kv.append' op computes scales and zeros of this cache itself: leave key_scale and value_scale out}}
   "kv.append"(collection = %c3, layer = %i, key = %k2, row_offsets = %o, value = %v, key_scale = %s2)
     : (!int4_pool, i32, memref<?x8x128xbf16>, memref<?xi32>, memref<?x8x128xbf16>, memref<?x8x8xf32>) -> ()

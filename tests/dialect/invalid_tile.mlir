@@ -102,7 +102,9 @@ func.func @warp_any(%x: tensor<64xf32, "rows(wgmma)">, %x2: tensor<64x64xi1, "wg
 }
 
 func.func @dot(%x: tensor<64x128xbf16>, %x2: tensor<64x64xbf16>, %y: tensor<64x64xf16>, %x3: tensor<64x64xi8>,
-    %x4: tensor<64x64xbf16, "shared">, %c: tensor<64x64xf32>) {
+    %x4: tensor<64x64xbf16, "shared">, %c: tensor<64x64xf32>, %x5: tensor<64x64xi16>) {
+  // expected-error @below {{'kv.dot' op a and b must have a float element type or i8, got i16}}
+  "kv.dot"(%x5, %x5) {transpose_b = false} : (tensor<64x64xi16>, tensor<64x64xi16>) -> tensor<64x64xf32>
   // expected-error @below {{'kv.dot' op a and b must share K = 128 and bf16, got tensor<64x128xbf16> and tensor<64x128xbf16>}}
   "kv.dot"(%x, %x) {transpose_b = false} : (tensor<64x128xbf16>, tensor<64x128xbf16>) -> tensor<64x128xf32>
   // expected-error @below {{'kv.dot' op a and b must share K = 64 and bf16, got tensor<64x64xbf16> and tensor<64x64xf16>}}

@@ -17,6 +17,17 @@ func.func @tile_store_rows(%x: tensor<64x128xbf16>, %b: memref<?x128xbf16>, %m: 
   return
 }
 
+func.func @tile_store(%k: !f8, %i: i32, %n: !kv.cache<"paged", i8, 2 : i64, 64 : i64, false, 16 : i64, none, 1 : i64>, %x: tensor<16x64xf32>,
+    %k2: !bf16, %y: tensor<16x64xi32>, %z: tensor<16x32xf32>) {
+  // expected-error @below {{'kv.tile_store' op stores to caches of floats or with scales, got !kv.cache<"paged", i8}}
+  "kv.tile_store"(%n, %i, %i, %i, %i, %x) {first_column = 0 : i64} : (!kv.cache<"paged", i8, 2 : i64, 64 : i64, false, 16 : i64, none, 1 : i64>, i32, i32, i32, i32, tensor<16x64xf32>) -> ()
+  // expected-error @below {{'kv.tile_store' op the value must have a float element type, got i32}}
+  "kv.tile_store"(%k2, %i, %i, %i, %i, %y) {first_column = 0 : i64} : (!bf16, i32, i32, i32, i32, tensor<16x64xi32>) -> ()
+  // expected-error @below {{'kv.tile_store' op writes whole heads to a cache with scales}}
+  "kv.tile_store"(%k, %i, %i, %i, %i, %z) {first_column = 0 : i64} : (!f8, i32, i32, i32, i32, tensor<16x32xf32>) -> ()
+  return
+}
+
 func.func @tile_ramp(%x: tensor<64xf32>, %y: tensor<128xf32>, %x2: tensor<64xbf16>) {
   // expected-error @below {{'kv.tile_ramp' op step must be 64xf32, got tensor<128xf32>}}
   "kv.tile_ramp"(%x, %y) : (tensor<64xf32>, tensor<128xf32>) -> tensor<64x128xf32>

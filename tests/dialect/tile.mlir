@@ -245,3 +245,8 @@ func.func @weights(%w: tensor<64x128xf8E4M3FN, "wgmma">, %x: tensor<64x128xf32>,
   %weights = "kv.tile_weights"(%x, %unit, %unit) : (tensor<64x128xf32>, tensor<64xf32>, tensor<64xf32>) -> tensor<64x128xf32>
   return
 }
+
+func.func @stores(%k: !kv.cache<"paged", bf16, 2 : i64, 64 : i64, false, 16 : i64, none, 1 : i64>, %x: tensor<16x64xf32>, %i: i32) {
+  "kv.tile_store"(%k, %i, %i, %i, %i, %x) {first_column = 0 : i64} : (!kv.cache<"paged", bf16, 2 : i64, 64 : i64, false, 16 : i64, none, 1 : i64>, i32, i32, i32, i32, tensor<16x64xf32>) -> ()
+  return
+}

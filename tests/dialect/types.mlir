@@ -32,6 +32,11 @@ func.func private @quantized(
     !kv.cache<"paged", i8, 8 : i64, 128 : i64, false, 16 : i64, bf16, 100 : i64>,
     !kv.cache<"paged", f8E4M3FN, 8 : i64, 128 : i64, false, 16 : i64, f8E8M0FNU, 32 : i64>)
 
+// Sixteen numbers by their indices, and elements of six bits that functions of a user's own say.
+func.func private @tables(
+    !kv.cache<"paged", !kv.codebook<array<f32: -1.0, -0.5, 0.0, 0.5, 1.0, 1.5, 2.0, 2.5, 3.0, 3.5, 4.0, 4.5, 5.0, 5.5, 6.0, 7.0>>, 8 : i64, 128 : i64, false, 16 : i64, f16, 32 : i64>,
+    !kv.cache<"paged", !kv.code<"e2m3@0", 6 : i64, "7.5">, 8 : i64, 128 : i64, false, 16 : i64, f16, 32 : i64>)
+
 // Two elements per byte, with a scale and a zero per granule; blocks of 64 are rotated.
 func.func private @packed(
     !kv.collection<"paged", ui4, 8 : i64, 128 : i64, false, 16 : i64, vector<2xf16>, 128 : i64>,

@@ -97,7 +97,7 @@ def test_sketches_are_python(path):
             compile(code, f"{name_of(path)}:{first}", "exec")
 
 
-@pytest.mark.parametrize(("page", "example"), [("parallel", "parallel/*"), ("writing-passes", "rewrites")])
+@pytest.mark.parametrize(("page", "example"), [("parallel", "parallel/*")])
 def test_a_page_shows_an_example_as_it_is(page, example):
     shown = [code for _, info, code in blocks(ROOT / "docs" / f"{page}.md") if info == "python sketch"]
     files = [path.read_text() for path in (ROOT / "examples").glob(f"{example}.py")]
