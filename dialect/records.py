@@ -47,9 +47,9 @@ class Record:
         Whether each scale is followed by a zero of its type: what is added to elements, so in units of the scale. Of
         u4, and of no others. Values saturate at a magnitude of 2^15.
     rotation : int
-        Of 4-bit elements: elements per block that a Hadamard matrix rotates before they are quantized, a power of two
-        that divides the group; 0 for none. Outliers of single channels are spread over their block. Loads give rotated
-        values; attention rotates the query and the output.
+        Of u4, f4e2m1 and codebooks: elements per block that a Hadamard matrix rotates before they are quantized, a
+        power of two that divides the group; 0 for none. Outliers of single channels are spread over their block. Loads
+        give rotated values; attention rotates the query and the output.
 
     Raises
     ------
@@ -134,10 +134,12 @@ def problems(
     elif packed and scale is None:
         found.append(f"elements of {elements.name} need scales, got none")
     found += _group_problems(elements, group, head_size) if packed else []
-    if rotation and not (packed and rotation > 1 and rotation & (rotation - 1) == 0 and group % rotation == 0):
+    if rotation and not (
+        packed and not elements.code and rotation > 1 and rotation & (rotation - 1) == 0 and group % rotation == 0
+    ):
         found.append(
-            f"a rotation needs elements of 4 bits or a code, and blocks of a power of two that divides the group, got "
-            f"{rotation} in groups of {group} of {elements.name}"
+            "a rotation needs elements of u4, f4e2m1 or a codebook, and blocks of a power of two that divides the group"
+            f", got {rotation} in groups of {group} of {elements.name}"
         )
     return found
 

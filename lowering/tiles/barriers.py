@@ -20,7 +20,8 @@ from .threads import Threads
 
 CONSUMERS_BARRIER = 1  # the named barrier of all consumers
 GROUP_BARRIER = 2  # the named barriers of the consumer warpgroups, one each
-_WAITS = ("nvvm.bar.warp.sync", "nvvm.barrier", "gpu.barrier")  # after which a warp is converged
+BLOCK_BARRIER = "gpu.barrier"  # the op of a barrier of all threads
+_WAITS = ("nvvm.bar.warp.sync", "nvvm.barrier", BLOCK_BARRIER)  # after which a warp is converged
 
 
 def sync_all() -> None:

@@ -26,7 +26,7 @@ FORMATS = {
     "e2m1, scales of f16": kv.Record("e2m1", "f16", 64),
     "a codebook, scales of bf16": kv.Record(BOOK, "bf16", 64),
     "6 bits": kv.Record(six_bits.CODE, "f16", 32),
-    "6 bits rotated": kv.Record(six_bits.CODE, "f8e8m0", 64, rotation=64),
+    "6 bits, groups of 64": kv.Record(six_bits.CODE, "f8e8m0", 64),
     "a codebook, groups of 16": kv.Record(BOOK, "f8e4m3", 16, rotation=16),
 }
 
@@ -42,6 +42,7 @@ FORMATS = {
         (("e2m1", "f16", 32, True), "elements of u4, and no others, have zeros, .*got f4e2m1 with scales of f16 and"),
         (("e2m1", "i8", 32), "scale dtype must be one of f32, f16, bf16, f8e8m0, f8e4m3, got i8"),
         (("e2m1", "f8e8m0", 32, False, 24), "got 24 in groups of 32 of f4e2m1"),
+        ((six_bits.CODE, "f8e8m0", 64, False, 64), "a rotation needs elements of u4, f4e2m1 or a codebook.*of e2m3"),
         ((BOOK[:15], "f16", 32), "a codebook must have 16 ascending numbers that f16 tells apart"),
         (((*BOOK[:15], 1e6), "f16", 32), "a codebook must have 16 ascending numbers that f16 tells apart"),
         (((*BOOK[:15], 0.72001), "f16", 32), "a codebook must have 16 ascending numbers that f16 tells apart"),
@@ -227,7 +228,7 @@ def test_pages_are_copied_with_their_scales(place: str, name: str) -> None:
 
 
 @pytest.mark.parametrize("place", PLACES)
-@pytest.mark.parametrize("name", ["mxfp4", "6 bits rotated"])
+@pytest.mark.parametrize("name", ["mxfp4", "6 bits, groups of 64"])
 def test_rope_append_quantizes_turned_heads(place: str, name: str) -> None:
     rng, record, cached, new = np.random.default_rng(4), FORMATS[name], (4, 30), (2, 1)
     found, offsets = collection_of(record, cached, new, rng), offsets_of(new)

@@ -33,7 +33,10 @@ GROUPS = (128, 64, 32)
         ({"elements": "i8"}, "elements of u4, and no others, have zeros"),
         ({"rotation": 96}, "blocks of a power of two that divides the group, got 96 in groups of 128 of u4"),
         ({"group": 96, "rotation": 64}, "got 64 in groups of 96 of u4"),
-        ({"elements": "i8", "zero": False, "rotation": 64}, "a rotation needs elements of 4 bits or a code.*of i8"),
+        (
+            {"elements": "i8", "zero": False, "rotation": 64},
+            "a rotation needs elements of u4, f4e2m1 or a codebook.*of i8",
+        ),
         ({"elements": "bf16"}, "a quantized cache must store an 8-bit type, got bf16"),
         ({"elements": "f64", "scale": None, "zero": False}, "cache dtype must be f32.*got f64"),
     ],

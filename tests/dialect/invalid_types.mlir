@@ -38,7 +38,7 @@ func.func private @groups_of_a_part(!kv.cache<"paged", ui4, 8 : i64, 128 : i64, 
 func.func private @latent_rows(!kv.cache<"paged", ui4, 1 : i64, 128 : i64, true, 16 : i64, vector<2xf16>, 128 : i64>)
 // expected-error @below {{'func.func' op argument #0 has a malformed type: granularity must be a number, or an array of it and the elements of a block, got array<i64: 128>; got !kv.cache<"paged", ui4, 8 : i64, 128 : i64, false, 16 : i64, vector<2xf16>, array<i64: 128>>}}
 func.func private @blocks(!kv.cache<"paged", ui4, 8 : i64, 128 : i64, false, 16 : i64, vector<2xf16>, array<i64: 128>>)
-// expected-error @below {{'func.func' op argument #0 has a malformed type: a rotation needs elements of 4 bits or a code, and blocks of a power of two that divides the group, got 64 in groups of 96 of u4; got !kv.cache<"paged", ui4, 8 : i64, 96 : i64, false, 16 : i64, vector<2xf16>, array<i64: 96, 64>>}}
+// expected-error @below {{'func.func' op argument #0 has a malformed type: a rotation needs elements of u4, f4e2m1 or a codebook, and blocks of a power of two that divides the group, got 64 in groups of 96 of u4; got !kv.cache<"paged", ui4, 8 : i64, 96 : i64, false, 16 : i64, vector<2xf16>, array<i64: 96, 64>>}}
 func.func private @blocks_across_groups(!kv.cache<"paged", ui4, 8 : i64, 96 : i64, false, 16 : i64, vector<2xf16>, array<i64: 96, 64>>)
 // expected-error @below {{a malformed type: elements of f4e2m1 need scales, got none}}
 func.func private @no_scales(!kv.cache<"paged", f4E2M1FN, 8 : i64, 128 : i64, false, 16 : i64, none, 1 : i64>)

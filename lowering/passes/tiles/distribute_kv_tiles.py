@@ -219,12 +219,12 @@ class Distribution:
     def confine(self) -> None:
         """Let only the consumers run the kernel if the producer has nothing to copy.
 
-        What the whole block shares stays outside: stages, and all up to the last barrier of the block, such as a scan of
-        the batch, but for ops that consume tiles.
+        What the whole block shares stays outside: stages, and all up to the block's last barrier, such as a scan of the
+        batch, but for ops that consume tiles.
         """
         made = [op for op in self.given if op.name in _MADE]
         outside = {*made, *backward(made, self.given.__contains__)}
-        shared = max((n for n, op in enumerate(self.given) if ops_named(op, "gpu.barrier")), default=-1)
+        shared = max((n for n, op in enumerate(self.given) if ops_named(op, barriers.BLOCK_BARRIER)), default=-1)
         outside |= {op for op in self.given[: shared + 1] if not ops_named(op, "kv.consumer_wait")}
         with ir.InsertionPoint(self.body.operations[len(self.body.operations) - 1]), self.function.location:
             branch = scf.IfOp((self.threads.block_thread >= self.threads.first).ir)
