@@ -145,7 +145,7 @@ Shape = Decode | Append | Gather | Mla | Prefill
 
 @dataclass(frozen=True)
 class Row:
-    """A row of the table. ``group``: one of those that have overall goals (:data:`GROUP_GOALS`), or none."""
+    """A row of the table. ``group``: a group of rows that has an overall goal (:data:`GROUP_GOALS`), or none."""
 
     name: str
     title: str

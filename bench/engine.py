@@ -185,7 +185,7 @@ class Contestant:
         finally:
             torch.set_default_dtype(before)
         made = Contestant(who, step, config, layers, builder)
-        heads_first = who == "kvarn"  # the others keep a token's heads together, which is vLLM's default
+        heads_first = who == "kvarn"  # vLLM's own backends keep a token's heads together
         for layer in layers:
             pool = step.pool.view(torch.uint8) if step.row.dtype == "fp8" else step.pool
             layer.kv_cache = pool.clone() if heads_first else pool.transpose(1, 2).contiguous().transpose(1, 2)

@@ -183,7 +183,7 @@ def measured(tokens: int, windows: int) -> dict[str, Any]:
             losses.append(norm[:-1] - logits[np.arange(len(part) - 1), part[1:]])
             if of == "bf16":
                 greedy.append(logits.argmax(-1))
-                real = real or list(cache.seen.values())  # those of the first window
+                real = real or list(cache.seen.values())  # the keys and values of the first window
             same.append(logits.argmax(-1) == greedy[i])
         cases["the model's"] = real
         rows.append({

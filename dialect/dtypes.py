@@ -83,7 +83,7 @@ class DType:
 
     @property
     def packed(self) -> bool:
-        """Whether elements share bytes: those of 2 to 7 bits."""
+        """Whether elements share bytes, as elements of 2 to 7 bits do."""
         return 1 < self.bits < 8
 
     @property

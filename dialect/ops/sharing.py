@@ -128,8 +128,8 @@ class TileConcatenateOp(Kv.Operation, name="tile_concatenate", traits=[Pure]):
 class TileSliceOp(Kv.Operation, name="tile_slice", traits=[Pure]):
     """Some rows and columns of a tile: from first_row and first_column on, as many as the result has.
 
-    On GPUs every thread selects of its registers: columns start at a multiple of 8, rows at one of those that all warps
-    have at a time.
+    On GPUs every thread selects of its registers: columns start at a multiple of 8, rows at a multiple of the rows that
+    all warps have at a time.
     """
 
     source: Operand[Any]

@@ -168,10 +168,11 @@ def _factors(triangle: Lines, first: int, column: Any, rows: range) -> dict[int,
     return found
 
 
-def exchanged(
-    given: Sequence[tuple[ir.Value, RegisterLayout, Lines]], work: Callable[[], None], threads: Threads
-) -> ir.Value:
-    """Write tiles to shared memory, work on them, and read the last one back.
+Written = tuple[ir.Value, RegisterLayout, Lines]  # a tile, its layout, and the shared memory that it is written to
+
+
+def write(given: Sequence[Written], threads: Threads) -> None:
+    """Write tiles to shared memory, for all threads to read.
 
     The first barrier is for the previous use of the memory.
     """
@@ -179,6 +180,11 @@ def exchanged(
     for value, layout, lines in given:
         lines.put(value, layout, threads)
     sync_consumers(threads)
+
+
+def exchanged(given: Sequence[Written], work: Callable[[], None], threads: Threads) -> ir.Value:
+    """Write tiles to shared memory, work on them, and read the last one back."""
+    write(given, threads)
     work()
     sync_consumers(threads)
     _, layout, lines = given[-1]

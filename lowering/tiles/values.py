@@ -311,20 +311,16 @@ def _scan(op: Any, d: Distribution) -> ir.Value:
 
 @RULES.lowers("kv.convert_layout")
 def _convert_layout(op: Any, d: Distribution) -> ir.Value:
-    value, layout, lines = lines_of_operand(op.operation, 0, d)
-    barriers.sync_consumers(d.threads)
-    lines.put(value, layout, d.threads)
-    barriers.sync_consumers(d.threads)
-    return lines.get(register_layout(op.operation.results[0].type), d.threads)
+    lines = lines_of_operand(op.operation, 0, d)
+    tile_lines.write([lines], d.threads)
+    return lines[2].get(register_layout(op.operation.results[0].type), d.threads)
 
 
 @RULES.lowers("kv.tile_total")
 def _total(op: Any, d: Distribution) -> ir.Value:
-    value, layout, lines = lines_of_operand(op.operation, 0, d)
-    barriers.sync_consumers(d.threads)
-    lines.put(value, layout, d.threads)
-    barriers.sync_consumers(d.threads)
-    return tile_lines.total(lines, tile_exchange.fold_of(op, COLUMN, d.threads).combine, d.threads)
+    lines = lines_of_operand(op.operation, 0, d)
+    tile_lines.write([lines], d.threads)
+    return tile_lines.total(lines[2], tile_exchange.fold_of(op, COLUMN, d.threads).combine, d.threads)
 
 
 @RULES.lowers("kv.tile_solve")

@@ -10,7 +10,18 @@ import ml_dtypes
 import numpy as np
 import pytest
 from reference import six_bits
-from reference.records import HEADS, PAGE, PLACES, SIZE, at, attended, collection_of, held, offsets_of
+from reference.records import (
+    HEADS,
+    PAGE,
+    PLACES,
+    SIZE,
+    at,
+    attended,
+    check_rope_append,
+    collection_of,
+    held,
+    offsets_of,
+)
 
 import kvarn as kv
 from kvarn.caches import numerics
@@ -230,20 +241,7 @@ def test_pages_are_copied_with_their_scales(place: str, name: str) -> None:
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("name", ["mxfp4", "6 bits, groups of 64"])
 def test_rope_append_quantizes_turned_heads(place: str, name: str) -> None:
-    rng, record, cached, new = np.random.default_rng(4), FORMATS[name], (4, 30), (2, 1)
-    found, offsets = collection_of(record, cached, new, rng), offsets_of(new)
-    zeros = np.zeros((*found.blocks.shape[:-1], SIZE), np.float32)
-    plain = kv.PagedKVCacheCollection(zeros, found.cache_lengths, found.lookup_table, 2, 31)
-    query, key, value = (rng.standard_normal((3, n, SIZE)).astype(np.float32) for n in (8, HEADS, HEADS))
-    angles = rng.standard_normal((64, SIZE)).astype(np.float32)
-    with at(place):
-        for c in (plain, found):
-            kv.ops.rope_append(c, 0, query, key, value, offsets, angles)
-    for half in ("get_key_cache", "get_value_cache"):
-        for b, length in enumerate(cached):
-            t, h = length + np.arange(new[b])[:, None], np.arange(HEADS)
-            turned = getattr(plain, half)(0).load(b, h, t, 0, SIZE)
-            np.testing.assert_array_equal(held(getattr(found, half)(0), b, t[:, 0])[0], encode(record, turned)[0])
+    check_rope_append(FORMATS[name], np.random.default_rng(4), place)
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -9,7 +9,19 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
-from reference.records import HEADS, PAGE, PLACES, SIZE, at, attended, collection_of, held, offsets_of, record_of
+from reference.records import (
+    HEADS,
+    PAGE,
+    PLACES,
+    SIZE,
+    at,
+    attended,
+    check_rope_append,
+    collection_of,
+    held,
+    offsets_of,
+    record_of,
+)
 
 import kvarn as kv
 from kvarn.caches.numerics import decode, encode, packed, rotated, unpacked
@@ -217,20 +229,7 @@ def test_rows_are_gathered_converted_and_copied(place: str, group: int) -> None:
 
 @pytest.mark.parametrize("place", PLACES)
 def test_rope_append_quantizes_rotated_heads(place: str) -> None:
-    rng, record, cached, new = np.random.default_rng(2), record_of(64), (4, 30), (2, 1)
-    found, offsets = collection_of(record, cached, new, rng), offsets_of(new)
-    zeros = np.zeros((*found.blocks.shape[:-1], SIZE), np.float32)
-    plain = kv.PagedKVCacheCollection(zeros, found.cache_lengths, found.lookup_table, 2, 31)
-    query, key, value = (rng.standard_normal((3, n, SIZE)).astype(np.float32) for n in (8, HEADS, HEADS))
-    angles = rng.standard_normal((64, SIZE)).astype(np.float32)
-    with at(place):
-        for c in (plain, found):
-            kv.ops.rope_append(c, 0, query, key, value, offsets, angles)
-    for half in ("get_key_cache", "get_value_cache"):
-        for b, length in enumerate(cached):
-            t, h = length + np.arange(new[b])[:, None], np.arange(HEADS)
-            rotated = getattr(plain, half)(0).load(b, h, t, 0, SIZE)
-            np.testing.assert_array_equal(held(getattr(found, half)(0), b, t[:, 0])[0], encode(record, rotated)[0])
+    check_rope_append(record_of(64), np.random.default_rng(2), place)
 
 
 @pytest.mark.parametrize("place", PLACES)

@@ -85,3 +85,21 @@ def attended(found: Any, layer: int, query: np.ndarray, offsets: np.ndarray) -> 
                 weights = np.exp(scores - scores.max())
                 out[row, h] = weights @ values[:seen, h // group] / weights.sum()
     return out
+
+
+def check_rope_append(record: kv.Record, rng: np.random.Generator, place: str) -> None:
+    """RoPE and append store the bytes of rotated heads, as the model quantizes those of a cache of f32."""
+    cached, new = (4, 30), (2, 1)
+    found, offsets = collection_of(record, cached, new, rng), offsets_of(new)
+    zeros = np.zeros((*found.blocks.shape[:-1], SIZE), np.float32)
+    plain = kv.PagedKVCacheCollection(zeros, found.cache_lengths, found.lookup_table, 2, 31)
+    query, key, value = (rng.standard_normal((3, n, SIZE)).astype(np.float32) for n in (8, HEADS, HEADS))
+    angles = rng.standard_normal((64, SIZE)).astype(np.float32)
+    with at(place):
+        for c in (plain, found):
+            kv.ops.rope_append(c, 0, query, key, value, offsets, angles)
+    for half in ("get_key_cache", "get_value_cache"):
+        for b, length in enumerate(cached):
+            t, h = length + np.arange(new[b])[:, None], np.arange(HEADS)
+            rotated = getattr(plain, half)(0).load(b, h, t, 0, SIZE)
+            np.testing.assert_array_equal(held(getattr(found, half)(0), b, t[:, 0])[0], encode(record, rotated)[0])

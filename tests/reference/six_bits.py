@@ -11,7 +11,7 @@ import kvarn as kv
 def encode(x: Any) -> Any:
     """Eight numbers as six bytes, with four codes in three bytes each, the first in the low bits."""
     size = kv.math.min(abs(x), 7.5)
-    # A sum with a number whose last place is 2^-3, 2^-2 or 2^-1 rounds to a multiple of it.
+    # Added to a number whose last place is 2^-3, 2^-2 or 2^-1, a size is rounded to a multiple of that place.
     big = kv.where(size < 2.0, 1.5 * 2.0**20, kv.where(size < 4.0, 1.5 * 2.0**21, 1.5 * 2.0**22))
     n = kv.u32((size + big - big) * 8.0)
     code = kv.where(n < 16, n, kv.where(n < 32, (n >> 1) + 8, (n >> 2) + 16)) | ((kv.bitcast(x, kv.u32) >> 26) & 32)

@@ -2,8 +2,8 @@
 """Rotation of rows beside an attention by tiles over rotated heads, which multiplies rows as they are.
 
 Before it, query rows are rotated to where the output will be: a tile reads its own rows there before it writes them.
-After it, the output is rotated back in place. A decode kernel of the same call rotates its own rows: these and rows of
-no sequence are left out.
+After it, the output is rotated back in place. Left out are rows of no sequence, and rows that a decode kernel of the
+same call computes: that kernel rotates its own.
 """
 
 from __future__ import annotations
